@@ -1,0 +1,571 @@
+//! Memory for tensor buffers: freed blocks are kept in size classes and handed out again.
+//!
+//! `Arena::alloc` gives a `Buffer`; dropping the buffer gives its block back. First touch of fresh pages costs four
+//! times as much as reuse, so blocks return to the system only on `cleanup`, under a limit, or with the arena.
+//! Memory from the system starts zeroed and buffers are never shrunk below what was initialised, so every byte of
+//! every buffer is initialised (with zeros or with a former tensor). Called by the CPU device.
+//! Deliberately absent: splitting and merging of blocks, per-thread caches.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fmt;
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Alignment in bytes of every buffer: a cache line, and the widest vector.
+pub const ALIGN: usize = 64;
+
+/// A caching allocator with a limit and counters; shared by its buffers.
+pub struct Arena {
+    state: Mutex<State>,
+}
+
+/// How a buffer's memory is treated when it is dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Rounded up to a size class and kept for the next request of that class.
+    Reuse,
+    /// Of exact size and given back to the system; for weights and other long-lived values.
+    Persistent,
+}
+
+/// Counters of an [`Arena`]. Bytes of reused buffers are those of their size class.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ArenaStats {
+    /// Bytes in live [`Place::Reuse`] buffers.
+    pub live_bytes: usize,
+    /// Number of live [`Place::Reuse`] buffers.
+    pub live_buffers: usize,
+    /// Bytes held for reuse.
+    pub cached_bytes: usize,
+    /// Bytes in live [`Place::Persistent`] buffers.
+    pub persistent_bytes: usize,
+    /// Number of live [`Place::Persistent`] buffers.
+    pub persistent_buffers: usize,
+    /// The most that `live_bytes + persistent_bytes` has been since the last [`Arena::reset_peak`].
+    pub peak_bytes: usize,
+    /// Calls made to the system for memory.
+    pub system_allocs: u64,
+    /// The most bytes that live, persistent and cached memory may take together.
+    pub limit: Option<usize>,
+}
+
+/// A request that does not fit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exhausted {
+    /// Bytes asked for.
+    pub asked: usize,
+    /// Bytes left under the limit with all caches dropped; 0 where it was the system that refused.
+    pub free: usize,
+    /// The arena's limit.
+    pub limit: Option<usize>,
+}
+
+impl fmt::Display for Exhausted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "out of memory: asked for {} bytes, {} free", self.asked, self.free)?;
+        match self.limit {
+            Some(limit) => write!(f, " of {limit}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for Exhausted {}
+
+/// A block of memory aligned to [`ALIGN`], given back to its arena on drop. Its content at first is unspecified but
+/// initialised.
+pub struct Buffer {
+    block: Block,
+    len: usize,
+    place: Place,
+    arena: Arc<Arena>,
+}
+
+impl Arena {
+    /// An empty arena.
+    pub fn new(limit: Option<usize>) -> Arc<Arena> {
+        let stats = ArenaStats { limit, ..ArenaStats::default() };
+        let state = State { stats, free: [const { Vec::new() }; CLASSES] };
+        Arc::new(Arena { state: Mutex::new(state) })
+    }
+
+    /// A buffer of `bytes` bytes, or the reason why not. Under a limit, caches are dropped before it is refused.
+    pub fn alloc(self: &Arc<Self>, bytes: usize, place: Place) -> Result<Buffer, Exhausted> {
+        let size = match place {
+            Place::Reuse => class_size(bytes),
+            Place::Persistent => (bytes < MAX_BYTES).then_some(bytes),
+        };
+        let Some(size) = size else { return Err(self.state().refuse(bytes)) };
+        let cached = self.state().admit(bytes, size, place)?;
+        let block = match cached {
+            Admitted::Cached(block) => block,
+            Admitted::Fresh(trimmed) => {
+                drop(trimmed);
+                match self.fresh(size) {
+                    Some(block) => block,
+                    None => {
+                        let mut state = self.state();
+                        state.retire(size, place);
+                        return Err(Exhausted { asked: bytes, free: 0, limit: state.stats.limit });
+                    }
+                }
+            }
+        };
+        Ok(Buffer { block, len: bytes, place, arena: self.clone() })
+    }
+
+    /// Changes the limit, dropping caches if they are now over it. Live buffers stay.
+    pub fn set_limit(&self, limit: Option<usize>) {
+        let mut state = self.state();
+        state.stats.limit = limit;
+        let over = limit.is_some_and(|limit| state.stats.used() + state.stats.cached_bytes > limit);
+        let trimmed = if over { state.trim() } else { Vec::new() };
+        drop(state);
+        drop(trimmed);
+    }
+
+    /// Gives all cached memory back to the system.
+    pub fn cleanup(&self) {
+        // The blocks are unmapped when the temporary is dropped, after the lock.
+        let trimmed = self.state().trim();
+        drop(trimmed);
+    }
+
+    /// The counters as of now.
+    pub fn stats(&self) -> ArenaStats {
+        self.state().stats
+    }
+
+    /// Starts a new high-water mark from what is live now.
+    pub fn reset_peak(&self) {
+        let mut state = self.state();
+        state.stats.peak_bytes = state.stats.used();
+    }
+
+    /// Asks the system, and once more after dropping the caches.
+    fn fresh(&self, size: usize) -> Option<Block> {
+        self.state().stats.system_allocs += u64::from(size > 0);
+        Block::new(size).or_else(|| {
+            self.cleanup();
+            self.state().stats.system_allocs += 1;
+            Block::new(size)
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Arena").field(&self.stats()).finish()
+    }
+}
+
+impl Buffer {
+    /// Length in bytes, as asked for.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The first byte.
+    pub fn as_ptr(&self) -> *const u8 {
+        self.block.ptr.as_ptr()
+    }
+
+    /// The first byte, to write through. From a shared reference, since kernels write buffers that a plan also
+    /// holds: whoever writes makes sure that nobody else reads or writes those bytes meanwhile, and writes only
+    /// initialised bytes.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.block.ptr.as_ptr()
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: the block has at least `len` bytes, all initialised (see the module head).
+        unsafe { std::slice::from_raw_parts(self.as_ptr(), self.len) }
+    }
+
+    /// The bytes, to write.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
+    }
+
+    /// The arena it came from.
+    pub fn arena(&self) -> &Arc<Arena> {
+        &self.arena
+    }
+}
+
+impl fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer").field("len", &self.len).field("place", &self.place).finish()
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        let block = std::mem::replace(&mut self.block, Block::empty());
+        let size = block.size;
+        let mut state = self.arena.state();
+        state.retire(size, self.place);
+        match self.place {
+            Place::Reuse if size > 0 => state.cache(block),
+            // Unmapping can take long, so not under the lock.
+            Place::Reuse | Place::Persistent => drop((state, block)),
+        }
+    }
+}
+
+struct State {
+    stats: ArenaStats,
+    free: [Vec<Block>; CLASSES],
+}
+
+enum Admitted {
+    Cached(Block),
+    /// Nothing cached fits; these are to be freed before asking the system.
+    Fresh(Vec<Block>),
+}
+
+impl State {
+    /// Counts a new buffer in, and finds it a cached block.
+    fn admit(&mut self, asked: usize, size: usize, place: Place) -> Result<Admitted, Exhausted> {
+        let used = self.stats.used();
+        let limit = self.stats.limit.unwrap_or(usize::MAX);
+        if size > limit.saturating_sub(used) {
+            return Err(self.refuse(asked));
+        }
+        let cached = match place {
+            Place::Reuse if size > 0 => self.free[class(size)].pop(),
+            Place::Reuse | Place::Persistent => None,
+        };
+        let admitted = match cached {
+            Some(block) => {
+                self.stats.cached_bytes -= size;
+                Admitted::Cached(block)
+            }
+            None if self.stats.cached_bytes > limit - used - size => Admitted::Fresh(self.trim()),
+            None => Admitted::Fresh(Vec::new()),
+        };
+        match place {
+            Place::Reuse => {
+                self.stats.live_bytes += size;
+                self.stats.live_buffers += 1;
+            }
+            Place::Persistent => {
+                self.stats.persistent_bytes += size;
+                self.stats.persistent_buffers += 1;
+            }
+        }
+        self.stats.peak_bytes = self.stats.peak_bytes.max(self.stats.used());
+        Ok(admitted)
+    }
+
+    /// Counts a buffer out.
+    fn retire(&mut self, size: usize, place: Place) {
+        match place {
+            Place::Reuse => {
+                self.stats.live_bytes -= size;
+                self.stats.live_buffers -= 1;
+            }
+            Place::Persistent => {
+                self.stats.persistent_bytes -= size;
+                self.stats.persistent_buffers -= 1;
+            }
+        }
+    }
+
+    fn cache(&mut self, block: Block) {
+        self.stats.cached_bytes += block.size;
+        self.free[class(block.size)].push(block);
+    }
+
+    fn trim(&mut self) -> Vec<Block> {
+        self.stats.cached_bytes = 0;
+        self.free.iter_mut().flat_map(std::mem::take).collect()
+    }
+
+    fn refuse(&self, asked: usize) -> Exhausted {
+        let limit = self.stats.limit;
+        let free = limit.unwrap_or(MAX_BYTES).saturating_sub(self.stats.used());
+        Exhausted { asked, free, limit }
+    }
+}
+
+impl ArenaStats {
+    fn used(&self) -> usize {
+        self.live_bytes + self.persistent_bytes
+    }
+}
+
+const SMALLEST: usize = 64;
+/// Requests from here on are refused: rounding them up must not pass `isize::MAX`.
+const MAX_BYTES: usize = isize::MAX as usize / 2;
+const CLASSES: usize = 4 * (usize::BITS - SMALLEST.ilog2()) as usize;
+
+/// Four classes to a power of two: at most a quarter more than asked for.
+fn class(bytes: usize) -> usize {
+    if bytes <= SMALLEST {
+        return 0;
+    }
+    let top = (bytes - 1).ilog2();
+    let quarter = ((bytes - 1) >> (top - 2)) & 3;
+    4 * (top - SMALLEST.ilog2()) as usize + quarter + 1
+}
+
+/// The size of the class that holds `bytes`, if that is a size at all. No bytes take no memory.
+fn class_size(bytes: usize) -> Option<usize> {
+    match class(bytes) {
+        _ if bytes == 0 => Some(0),
+        _ if bytes >= MAX_BYTES => None,
+        0 => Some(SMALLEST),
+        class => {
+            let base = SMALLEST << ((class - 1) / 4);
+            Some(base + base / 4 * ((class - 1) % 4 + 1))
+        }
+    }
+}
+
+/// Memory owned from the system, all of it initialised.
+struct Block {
+    ptr: NonNull<u8>,
+    size: usize,
+}
+
+// SAFETY: a block is plain memory that it alone owns.
+unsafe impl Send for Block {}
+// SAFETY: a shared block gives out only its address.
+unsafe impl Sync for Block {}
+
+impl Block {
+    fn empty() -> Block {
+        let ptr = NonNull::without_provenance(std::num::NonZero::new(ALIGN).expect("not 0"));
+        Block { ptr, size: 0 }
+    }
+
+    fn new(size: usize) -> Option<Block> {
+        if size == 0 {
+            return Some(Block::empty());
+        }
+        let ptr = if size >= pages::LARGE { pages::map(size) } else { system_zeroed(size) };
+        Some(Block { ptr: ptr?, size })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.size == 0 {
+            return;
+        }
+        if self.size >= pages::LARGE {
+            // SAFETY: `new` mapped it with this size, and nothing refers to it any more.
+            unsafe { pages::unmap(self.ptr, self.size) };
+        } else {
+            // SAFETY: `new` allocated it with this layout, and nothing refers to it any more.
+            unsafe { system_free(self.ptr, self.size) };
+        }
+    }
+}
+
+fn system_zeroed(size: usize) -> Option<NonNull<u8>> {
+    let layout = Layout::from_size_align(size, ALIGN).ok()?;
+    // SAFETY: callers ask for at least one byte.
+    NonNull::new(unsafe { alloc_zeroed(layout) })
+}
+
+/// # Safety
+/// `ptr` came from `system_zeroed(size)`.
+unsafe fn system_free(ptr: NonNull<u8>, size: usize) {
+    // SAFETY: the layout was valid when it was allocated with it.
+    unsafe { dealloc(ptr.as_ptr(), Layout::from_size_align_unchecked(size, ALIGN)) }
+}
+
+/// Large blocks on huge pages, which the system gives out zeroed.
+#[cfg(target_os = "linux")]
+mod pages {
+    use std::ptr::{NonNull, null_mut};
+
+    /// The size of a huge page; smaller blocks cannot have one.
+    pub const LARGE: usize = 2 << 20;
+    const PAGE: usize = 4096;
+
+    pub fn map(size: usize) -> Option<NonNull<u8>> {
+        let size = size.next_multiple_of(PAGE);
+        // One huge page more than needed, so that a huge-page boundary can be cut out of it: older kernels align
+        // mappings to small pages only, and then the first and last 2 MiB stay small.
+        let whole = size.checked_add(LARGE)?;
+        // SAFETY: a new private mapping touches no existing memory.
+        let start = unsafe {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            libc::mmap(null_mut(), whole, access, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
+        };
+        if start == libc::MAP_FAILED {
+            return None;
+        }
+        let before = start.align_offset(LARGE);
+        let ptr = start.wrapping_byte_add(before);
+        // SAFETY: the three ranges lie in the mapping just made, and nobody has its address yet. The advice may be
+        // refused (no huge pages on this host), which changes only speed.
+        unsafe {
+            if before > 0 {
+                libc::munmap(start, before);
+            }
+            if before < LARGE {
+                libc::munmap(ptr.wrapping_byte_add(size), LARGE - before);
+            }
+            libc::madvise(ptr, size, libc::MADV_HUGEPAGE);
+        }
+        NonNull::new(ptr.cast())
+    }
+
+    /// # Safety
+    /// `ptr` came from `map(size)`.
+    pub unsafe fn unmap(ptr: NonNull<u8>, size: usize) {
+        // SAFETY: the whole mapping, as `map` left it.
+        unsafe { libc::munmap(ptr.as_ptr().cast(), size.next_multiple_of(PAGE)) };
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+mod pages {
+    pub const LARGE: usize = usize::MAX;
+    pub use super::{system_free as unmap, system_zeroed as map};
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn classes_waste_at_most_a_quarter() {
+        let mut sizes: Vec<usize> = (1..5000).collect();
+        sizes.extend((12..50).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1, 3 << p, 5 << p]));
+        for bytes in sizes {
+            let size = class_size(bytes).unwrap();
+            assert!(size >= bytes && (bytes < SMALLEST || size <= bytes + bytes / 4), "{bytes} in {size}");
+            assert_eq!(class(size), class(bytes));
+            assert_eq!(class_size(size), Some(size));
+            assert!(class(size) < CLASSES);
+        }
+        assert!(class(MAX_BYTES) < CLASSES);
+    }
+
+    #[test]
+    fn freed_block_comes_back() {
+        let arena = Arena::new(None);
+        for bytes in [1, 100, 1000, MIB, 3 * MIB] {
+            let before = arena.stats().system_allocs;
+            let first = arena.alloc(bytes, Place::Reuse).unwrap();
+            let address = first.as_ptr() as usize;
+            assert_eq!(address % ALIGN, 0);
+            drop(first);
+            let second = arena.alloc(bytes, Place::Reuse).unwrap();
+            assert_eq!(second.as_ptr() as usize, address);
+            assert_eq!(arena.stats().system_allocs, before + 1);
+        }
+    }
+
+    #[test]
+    fn fresh_memory_is_zero_and_all_of_it_writable() {
+        for place in [Place::Reuse, Place::Persistent] {
+            for bytes in [0, 1, 63, 100, 2 * MIB - 1, 2 * MIB, 5 * MIB + 3] {
+                let mut buffer = Arena::new(None).alloc(bytes, place).unwrap();
+                assert_eq!(buffer.len(), bytes);
+                assert!(buffer.as_slice().iter().all(|&b| b == 0));
+                buffer.as_mut_slice().fill(7);
+                assert!(buffer.as_slice().iter().all(|&b| b == 7));
+            }
+        }
+    }
+
+    #[test]
+    fn limit_drops_caches_first_then_refuses() {
+        let arena = Arena::new(Some(4 * MIB));
+        drop(arena.alloc(2 * MIB, Place::Reuse).unwrap());
+        assert_eq!(arena.stats().cached_bytes, 2 * MIB);
+        let big = arena.alloc(3 * MIB, Place::Reuse).unwrap();
+        assert_eq!(arena.stats().cached_bytes, 0);
+        let error = arena.alloc(MIB + 1, Place::Reuse).unwrap_err();
+        assert_eq!(error, Exhausted { asked: MIB + 1, free: MIB, limit: Some(4 * MIB) });
+        let rest = arena.alloc(MIB, Place::Persistent).unwrap();
+        assert!(arena.alloc(1, Place::Reuse).is_err());
+        assert!(arena.alloc(0, Place::Reuse).is_ok());
+        drop((big, rest));
+        arena.set_limit(Some(MIB));
+        assert_eq!(arena.stats().cached_bytes, 0);
+        assert!(arena.alloc(2 * MIB, Place::Reuse).is_err());
+        arena.set_limit(None);
+        assert!(arena.alloc(2 * MIB, Place::Reuse).is_ok());
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        let arena = Arena::new(None);
+        for bytes in [isize::MAX as usize, usize::MAX, MAX_BYTES, MAX_BYTES - 1, 1 << 60] {
+            for place in [Place::Reuse, Place::Persistent] {
+                assert_eq!(arena.alloc(bytes, place).unwrap_err().asked, bytes);
+            }
+        }
+        let stats = arena.stats();
+        assert_eq!((stats.live_bytes, stats.live_buffers), (0, 0));
+        assert_eq!((stats.persistent_bytes, stats.persistent_buffers), (0, 0));
+    }
+
+    #[test]
+    fn persistent_is_counted_apart_and_not_cached() {
+        let arena = Arena::new(None);
+        let weights = arena.alloc(1001, Place::Persistent).unwrap();
+        let value = arena.alloc(1001, Place::Reuse).unwrap();
+        let stats = arena.stats();
+        assert_eq!((stats.persistent_bytes, stats.persistent_buffers), (1001, 1));
+        assert_eq!((stats.live_bytes, stats.live_buffers), (1024, 1));
+        drop((weights, value));
+        let stats = arena.stats();
+        assert_eq!((stats.persistent_bytes, stats.live_bytes, stats.cached_bytes), (0, 0, 1024));
+        assert_eq!(stats.peak_bytes, 2025);
+        arena.reset_peak();
+        assert_eq!(arena.stats().peak_bytes, 0);
+        arena.cleanup();
+        assert_eq!(arena.stats().cached_bytes, 0);
+    }
+
+    #[test]
+    fn threads_leave_nothing_live() {
+        let arena = Arena::new(Some(64 * MIB));
+        std::thread::scope(|s| {
+            for seed in 0..4usize {
+                let arena = &arena;
+                s.spawn(move || {
+                    let mut held = Vec::new();
+                    for i in 0..2000usize {
+                        let bytes = (i * 7919 + seed * 104_729) % 40_000;
+                        let place = if i % 5 == 0 { Place::Persistent } else { Place::Reuse };
+                        let mut buffer = arena.alloc(bytes, place).unwrap();
+                        buffer.as_mut_slice().fill(seed as u8);
+                        held.push(buffer);
+                        if i % 3 == 0 {
+                            let out = held.swap_remove(i % held.len());
+                            assert!(out.as_slice().iter().all(|&b| b == seed as u8));
+                        }
+                        if held.len() > 50 {
+                            held.clear();
+                        }
+                    }
+                });
+            }
+        });
+        let stats = arena.stats();
+        assert_eq!((stats.live_bytes, stats.live_buffers, stats.persistent_bytes), (0, 0, 0));
+        assert!(stats.cached_bytes > 0 && stats.peak_bytes > 0);
+    }
+}

@@ -1,0 +1,5 @@
+//! Placeholder head.
+
+pub mod arena;
+pub mod gemm;
+pub mod pool;

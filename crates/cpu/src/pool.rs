@@ -1,0 +1,367 @@
+//! The compute pool of the process: `parallel(chunks, f)` runs `f(0..chunks)` on the caller and its workers.
+//!
+//! Chunks are claimed one by one from a counter, and the caller finishes whatever nobody claimed, so a preempted
+//! worker delays only the chunk it holds. Called by kernels; a nested or second caller runs inline, which is why
+//! nothing here can deadlock. Results must not depend on who ran a chunk: index partials by chunk.
+//! Deliberately absent: queues, futures, stealing, priorities.
+
+use std::any::Any;
+use std::cell::UnsafeCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+/// Runs `f(0)`, …, `f(chunks - 1)`, each once, in any order and on any thread, and returns when all are done.
+///
+/// If a chunk panics, chunks not yet claimed are skipped and the first panic is resumed here.
+pub fn parallel(chunks: usize, f: &(dyn Fn(usize) + Sync)) {
+    let threads = if chunks <= 1 { 1 } else { threads() };
+    let workers = if threads <= 1 { None } else { POOL.try_own() };
+    let Some(mut workers) = workers else {
+        for chunk in 0..chunks {
+            f(chunk);
+        }
+        return;
+    };
+    let helpers = threads.min(chunks) - 1;
+    POOL.spawn_up_to(&mut workers, helpers);
+    let panic = POOL.run(&workers[..helpers.min(workers.len())], chunks, f);
+    drop(workers);
+    if let Some(panic) = panic {
+        resume_unwind(panic);
+    }
+}
+
+/// How many threads, the caller included, a call of [`parallel`] may use.
+///
+/// `KILN_THREADS`, else the number of cores this process may run on, until [`set_threads`] says otherwise.
+pub fn threads() -> usize {
+    match THREADS.load(Ordering::Relaxed) {
+        0 => {
+            let asked = std::env::var("KILN_THREADS").ok().and_then(|v| v.trim().parse().ok());
+            let n = asked.filter(|&n| n > 0).unwrap_or_else(cores);
+            // A `set_threads` that came in between wins.
+            match THREADS.compare_exchange(0, n, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => n,
+                Err(set) => set,
+            }
+        }
+        n => n,
+    }
+}
+
+/// Sets the number of threads from the next call of [`parallel`] on; 1 (or 0) keeps all work on the caller.
+pub fn set_threads(n: usize) {
+    THREADS.store(n.max(1), Ordering::Relaxed);
+}
+
+/// 0 until first asked for.
+static THREADS: AtomicUsize = AtomicUsize::new(0);
+
+static POOL: Pool = Pool {
+    workers: Mutex::new(Vec::new()),
+    unclaimed: Line(AtomicUsize::new(0)),
+    unfinished: Line(AtomicUsize::new(0)),
+    job: UnsafeCell::new(None),
+    panic: Mutex::new(None),
+    waiting: AtomicBool::new(false),
+    waiter: Mutex::new(()),
+    finished: Condvar::new(),
+};
+
+/// The longest anyone spins before giving the core back.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// One job at a time; every field but `workers` belongs to the job of whoever holds `workers`.
+struct Pool {
+    /// Holding this lock is owning the pool; it is only ever tried, never waited for.
+    workers: Mutex<Vec<Arc<Worker>>>,
+    /// Chunks not yet claimed. It is lowered only by compare-exchange from a non-zero value, so that a worker that
+    /// wakes late either claims a chunk of the job that is current then, or nothing: no job numbers are needed.
+    unclaimed: Line<AtomicUsize>,
+    /// Chunks not yet finished and reported; the job lives until this is 0.
+    unfinished: Line<AtomicUsize>,
+    job: UnsafeCell<Option<Job>>,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+    waiting: AtomicBool,
+    waiter: Mutex<()>,
+    finished: Condvar,
+}
+
+// SAFETY: `job` is the only field that is not Sync by itself. It is written by the owner of the pool while
+// `unclaimed` and `unfinished` are 0, and read only by a thread that holds an unreported claim.
+unsafe impl Sync for Pool {}
+
+#[derive(Clone, Copy)]
+struct Job {
+    /// Borrowed for the call of `Pool::run` that wrote it; the lifetime is erased.
+    f: *const (dyn Fn(usize) + Sync),
+    chunks: usize,
+}
+
+/// Keeps the two hot counters off each other's (adjacent) cache lines.
+#[repr(align(128))]
+struct Line<T>(T);
+
+struct Worker {
+    thread: OnceLock<Thread>,
+    parked: AtomicBool,
+    index: usize,
+}
+
+impl Pool {
+    fn try_own(&self) -> Option<MutexGuard<'_, Vec<Arc<Worker>>>> {
+        match self.workers.try_lock() {
+            Ok(workers) => Some(workers),
+            Err(TryLockError::Poisoned(p)) => Some(p.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Workers start on first need and live as long as the process. Where the system refuses one, fewer help.
+    fn spawn_up_to(&'static self, workers: &mut Vec<Arc<Worker>>, helpers: usize) {
+        while workers.len() < helpers {
+            let index = workers.len();
+            let worker = Arc::new(Worker { thread: OnceLock::new(), parked: AtomicBool::new(false), index });
+            let own = worker.clone();
+            let name = format!("kiln-{}", index + 1);
+            match thread::Builder::new().name(name).spawn(move || self.serve(&own)) {
+                Ok(handle) => worker.thread.get_or_init(|| handle.thread().clone()),
+                Err(_) => return,
+            };
+            workers.push(worker);
+        }
+    }
+
+    fn run(
+        &self,
+        helpers: &[Arc<Worker>],
+        chunks: usize,
+        f: &(dyn Fn(usize) + Sync),
+    ) -> Option<Box<dyn Any + Send>> {
+        // SAFETY: only the lifetime changes. The pointer is used only under a claim, and this function does not
+        // return before every claim is reported, see `wait`.
+        let f = unsafe {
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(f)
+        };
+        // SAFETY: the caller owns the pool and the previous job is over, so nobody reads `job` now.
+        unsafe { *self.job.get() = Some(Job { f, chunks }) };
+        self.unfinished.0.store(chunks, Ordering::Relaxed);
+        // SeqCst: either this thread sees `parked`, or the worker about to park sees the chunks.
+        self.unclaimed.0.store(chunks, Ordering::SeqCst);
+        for worker in helpers {
+            if worker.parked.load(Ordering::SeqCst) {
+                worker.parked.store(false, Ordering::Relaxed);
+                if let Some(thread) = worker.thread.get() {
+                    thread.unpark();
+                }
+            }
+        }
+        self.work();
+        self.wait();
+        self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Claims and runs chunks until none is left. True if it ran any.
+    fn work(&self) -> bool {
+        let Some(mut left) = self.claim() else { return false };
+        // SAFETY: this thread holds a claim that it reports only at the end of this function, so the job and what
+        // it borrows stay alive until then, and further claims are of the same job.
+        let job = unsafe { (*self.job.get()).expect("a claim implies a job") };
+        // SAFETY: as above.
+        let f = unsafe { &*job.f };
+        let mut done = 0;
+        loop {
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(job.chunks - left)));
+            done += 1;
+            if let Err(panic) = outcome {
+                self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
+                done += self.unclaimed.0.swap(0, Ordering::AcqRel);
+            }
+            match self.claim() {
+                Some(next) => left = next,
+                None => break,
+            }
+        }
+        // SeqCst pairs with `wait`: either the waiter sees 0, or this thread sees it waiting.
+        if self.unfinished.0.fetch_sub(done, Ordering::SeqCst) == done && self.waiting.load(Ordering::SeqCst) {
+            drop(self.waiter.lock().unwrap_or_else(PoisonError::into_inner));
+            self.finished.notify_all();
+        }
+        true
+    }
+
+    /// How many chunks were unclaimed, this one included.
+    fn claim(&self) -> Option<usize> {
+        let take = |left: usize| left.checked_sub(1);
+        self.unclaimed.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).ok()
+    }
+
+    /// Returns when all chunks are reported.
+    fn wait(&self) {
+        let over = || self.unfinished.0.load(Ordering::SeqCst) == 0;
+        if over() || (threads() <= cores() && spin_until(over)) {
+            return;
+        }
+        self.waiting.store(true, Ordering::SeqCst);
+        let mut guard = self.waiter.lock().unwrap_or_else(PoisonError::into_inner);
+        while !over() {
+            guard = self.finished.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.waiting.store(false, Ordering::Relaxed);
+    }
+
+    fn serve(&self, own: &Worker) {
+        let available = || own.index + 1 < threads() && self.unclaimed.0.load(Ordering::SeqCst) != 0;
+        loop {
+            if available() && self.work() {
+                continue;
+            }
+            let limit = threads();
+            if own.index + 1 < limit && limit <= cores() && spin_until(available) {
+                continue;
+            }
+            own.parked.store(true, Ordering::SeqCst);
+            if available() {
+                own.parked.store(false, Ordering::Relaxed);
+                continue;
+            }
+            // A stray token from an earlier unpark only costs a turn of this loop.
+            while own.parked.load(Ordering::Acquire) {
+                thread::park();
+            }
+        }
+    }
+}
+
+/// Spins for at most `SPIN`; true as soon as `ready` is.
+fn spin_until(ready: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        // Reading the clock costs about as much as a pause instruction.
+        for _ in 0..16 {
+            if ready() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > SPIN {
+            return false;
+        }
+    }
+}
+
+fn cores() -> usize {
+    static CORES: OnceLock<usize> = OnceLock::new();
+    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    /// `set_threads` is process-wide, so tests that set it take turns.
+    static TURN: Mutex<()> = Mutex::new(());
+
+    fn turn() -> MutexGuard<'static, ()> {
+        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn sum(chunks: usize) -> u64 {
+        let total = AtomicU64::new(0);
+        parallel(chunks, &|i| {
+            total.fetch_add(i as u64 + 1, Ordering::Relaxed);
+        });
+        total.into_inner()
+    }
+
+    #[test]
+    fn every_chunk_runs_once() {
+        let _turn = turn();
+        for threads in [1, 2, 4, 2, 3, 1] {
+            set_threads(threads);
+            for chunks in (0..40).chain([100, 1000, 4097]) {
+                let n = chunks as u64;
+                assert_eq!(sum(chunks), n * (n + 1) / 2, "{threads} threads, {chunks} chunks");
+            }
+        }
+    }
+
+    #[test]
+    fn many_small_jobs_in_a_row() {
+        let _turn = turn();
+        for threads in [2, 4] {
+            set_threads(threads);
+            for round in 0..20_000 {
+                let chunks = 2 + round % 7;
+                let n = chunks as u64;
+                assert_eq!(sum(chunks), n * (n + 1) / 2);
+            }
+        }
+    }
+
+    #[test]
+    fn work_after_the_workers_parked() {
+        let _turn = turn();
+        set_threads(2);
+        for _ in 0..20 {
+            thread::sleep(Duration::from_millis(1));
+            assert_eq!(sum(64), 2080);
+        }
+    }
+
+    #[test]
+    fn nested_calls_run_inline() {
+        let _turn = turn();
+        set_threads(4);
+        let total = AtomicU64::new(0);
+        parallel(16, &|_| {
+            total.fetch_add(sum(10), Ordering::Relaxed);
+        });
+        assert_eq!(total.into_inner(), 16 * 55);
+    }
+
+    #[test]
+    fn two_callers_at_once() {
+        let _turn = turn();
+        set_threads(2);
+        thread::scope(|s| {
+            for _ in 0..3 {
+                s.spawn(|| {
+                    for _ in 0..3000 {
+                        assert_eq!(sum(20), 210);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn panic_reaches_the_caller_and_the_pool_goes_on() {
+        let _turn = turn();
+        for threads in [1, 2, 4] {
+            set_threads(threads);
+            for bad in [0, 7, 31] {
+                let job = || parallel(32, &|i| if i == bad { std::panic::panic_any(bad) });
+                let panic = catch_unwind(job).expect_err("the chunk panics");
+                assert_eq!(panic.downcast_ref::<usize>(), Some(&bad));
+                assert_eq!(sum(100), 5050);
+            }
+        }
+    }
+
+    #[test]
+    fn long_chunks_outlast_the_spin() {
+        let _turn = turn();
+        set_threads(2);
+        let done = AtomicU64::new(0);
+        parallel(4, &|_| {
+            thread::sleep(Duration::from_millis(2));
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(done.into_inner(), 4);
+    }
+}

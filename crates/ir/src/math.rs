@@ -1,0 +1,314 @@
+//! The value of every elementwise operation on one element: the traits that the tables' value column is written in.
+//!
+//! f32 and f64 are computed in their own precision with the pure-Rust `libm`, not the platform's C library, so that
+//! the same program gives the same bits on every machine. f16 and bf16 are computed in f32 and rounded once a node;
+//! integers wrap. Division by zero and `MIN / -1` are refused by [`Num::divides`] before a value is asked for.
+
+/// Numbers: both float widths and every integer.
+pub trait Num: Copy + PartialOrd + Send + Sync + 'static {
+    /// Zero.
+    const ZERO: Self;
+    /// One.
+    const ONE: Self;
+    /// Sum; integers wrap.
+    fn add(self, o: Self) -> Self;
+    /// Difference; integers wrap.
+    fn sub(self, o: Self) -> Self;
+    /// Product; integers wrap.
+    fn mul(self, o: Self) -> Self;
+    /// Negative; integers wrap.
+    fn neg(self) -> Self;
+    /// Absolute value; `MIN` stays.
+    fn abs(self) -> Self;
+    /// -1, 0 or 1; 0 for NaN.
+    fn sign(self) -> Self;
+    /// The larger; NaN wins.
+    fn maximum(self, o: Self) -> Self;
+    /// The smaller; NaN wins.
+    fn minimum(self, o: Self) -> Self;
+    /// Quotient rounded down.
+    fn floor_divide(self, o: Self) -> Self;
+    /// Remainder with the sign of the divisor.
+    fn remainder(self, o: Self) -> Self;
+    /// Remainder with the sign of the dividend.
+    fn fmod(self, o: Self) -> Self;
+    /// Power; an integer to a negative power is 0 unless the base is 1 or -1.
+    fn pow(self, o: Self) -> Self;
+    /// Whether it is NaN.
+    fn nan(self) -> bool;
+    /// Whether it is an infinity.
+    fn inf(self) -> bool;
+    /// Whether a quotient by `o` is defined: an integer's is not by zero, nor `MIN / -1`.
+    fn divides(self, o: Self) -> Result<(), DivideError>;
+}
+
+/// Why an integer quotient is undefined.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum DivideError {
+    /// The divisor is zero.
+    ByZero,
+    /// The quotient does not fit: the smallest value over -1.
+    Overflow,
+}
+
+/// Integers and bool: what bitwise operations work on.
+pub trait Bits: Copy + Send + Sync + 'static {
+    /// Bitwise and.
+    fn and(self, o: Self) -> Self;
+    /// Bitwise or.
+    fn or(self, o: Self) -> Self;
+    /// Bitwise exclusive or.
+    fn xor(self, o: Self) -> Self;
+    /// All bits flipped; for bool, logical not.
+    fn not(self) -> Self;
+}
+
+/// The two float widths that arithmetic is done in.
+#[allow(missing_docs)]
+pub trait Float: Num {
+    fn of(x: f64) -> Self;
+    fn to(self) -> f64;
+    fn div(self, o: Self) -> Self;
+    fn exp(self) -> Self;
+    fn exp_m1(self) -> Self;
+    fn ln(self) -> Self;
+    fn ln_1p(self) -> Self;
+    fn log2(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn sin(self) -> Self;
+    fn cos(self) -> Self;
+    fn tan(self) -> Self;
+    fn asin(self) -> Self;
+    fn acos(self) -> Self;
+    fn atan(self) -> Self;
+    fn atan2(self, o: Self) -> Self;
+    fn sinh(self) -> Self;
+    fn cosh(self) -> Self;
+    fn tanh(self) -> Self;
+    fn asinh(self) -> Self;
+    fn acosh(self) -> Self;
+    fn atanh(self) -> Self;
+    fn erf(self) -> Self;
+    fn floor(self) -> Self;
+    fn ceil(self) -> Self;
+    fn trunc(self) -> Self;
+    fn round_even(self) -> Self;
+    /// `self * a + b` with one rounding.
+    fn fma(self, a: Self, b: Self) -> Self;
+
+    fn sigmoid(self) -> Self {
+        Self::ONE.div(Self::ONE.add(self.neg().exp()))
+    }
+    /// `log(1 + exp(x))`, and x itself above 20, where they agree.
+    fn softplus(self) -> Self {
+        if self > Self::of(20.0) { self } else { self.exp().ln_1p() }
+    }
+    fn log_sigmoid(self) -> Self {
+        self.minimum(Self::ZERO).sub(self.abs().neg().exp().ln_1p())
+    }
+    fn hard_sigmoid(self) -> Self {
+        self.add(Self::of(3.0)).maximum(Self::ZERO).minimum(Self::of(6.0)).div(Self::of(6.0))
+    }
+    fn gelu(self) -> Self {
+        Self::of(0.5).mul(self).mul(Self::ONE.add(self.mul(Self::of(std::f64::consts::FRAC_1_SQRT_2)).erf()))
+    }
+    fn gelu_tanh(self) -> Self {
+        let inner = self.add(Self::of(0.044715).mul(self).mul(self).mul(self));
+        Self::of(0.5).mul(self).mul(Self::ONE.add(Self::of(0.797_884_560_802_865_4).mul(inner).tanh()))
+    }
+}
+
+macro_rules! floats {
+    ($($t:ident: $exp:ident $expm1:ident $log:ident $log1p:ident $log2:ident $sin:ident $cos:ident $tan:ident $asin:ident
+       $acos:ident $atan:ident $atan2:ident $sinh:ident $cosh:ident $tanh:ident $asinh:ident $acosh:ident $atanh:ident
+       $erf:ident $pow:ident;)*) => {$(
+        impl Num for $t {
+            const ZERO: $t = 0.0;
+            const ONE: $t = 1.0;
+            fn add(self, o: $t) -> $t { self + o }
+            fn sub(self, o: $t) -> $t { self - o }
+            fn mul(self, o: $t) -> $t { self * o }
+            fn neg(self) -> $t { -self }
+            fn abs(self) -> $t { $t::abs(self) }
+            fn sign(self) -> $t {
+                if self > 0.0 { 1.0 } else if self < 0.0 { -1.0 } else { 0.0 }
+            }
+            fn maximum(self, o: $t) -> $t {
+                if self.is_nan() { self } else if o.is_nan() || o > self { o } else { self }
+            }
+            fn minimum(self, o: $t) -> $t {
+                if self.is_nan() { self } else if o.is_nan() || o < self { o } else { self }
+            }
+            fn floor_divide(self, o: $t) -> $t {
+                if o == 0.0 {
+                    return self / o;
+                }
+                let rest = self % o;
+                let mut quotient = (self - rest) / o;
+                if rest != 0.0 && (o < 0.0) != (rest < 0.0) {
+                    quotient -= 1.0;
+                }
+                if quotient == 0.0 {
+                    return (0.0 as $t).copysign(self / o);
+                }
+                let floor = quotient.floor();
+                if quotient - floor > 0.5 { floor + 1.0 } else { floor }
+            }
+            fn remainder(self, o: $t) -> $t {
+                let rest = self % o;
+                if rest != 0.0 && (rest < 0.0) != (o < 0.0) { rest + o } else { rest }
+            }
+            fn fmod(self, o: $t) -> $t { self % o }
+            fn pow(self, o: $t) -> $t { libm::$pow(self, o) }
+            fn nan(self) -> bool { self.is_nan() }
+            fn inf(self) -> bool { self.is_infinite() }
+            fn divides(self, _: $t) -> Result<(), DivideError> { Ok(()) }
+        }
+        impl Float for $t {
+            fn of(x: f64) -> $t { x as $t }
+            fn to(self) -> f64 { self as f64 }
+            fn div(self, o: $t) -> $t { self / o }
+            fn exp(self) -> $t { libm::$exp(self) }
+            fn exp_m1(self) -> $t { libm::$expm1(self) }
+            fn ln(self) -> $t { libm::$log(self) }
+            fn ln_1p(self) -> $t { libm::$log1p(self) }
+            fn log2(self) -> $t { libm::$log2(self) }
+            fn sqrt(self) -> $t { $t::sqrt(self) }
+            fn sin(self) -> $t { libm::$sin(self) }
+            fn cos(self) -> $t { libm::$cos(self) }
+            fn tan(self) -> $t { libm::$tan(self) }
+            fn asin(self) -> $t { libm::$asin(self) }
+            fn acos(self) -> $t { libm::$acos(self) }
+            fn atan(self) -> $t { libm::$atan(self) }
+            fn atan2(self, o: $t) -> $t { libm::$atan2(self, o) }
+            fn sinh(self) -> $t { libm::$sinh(self) }
+            fn cosh(self) -> $t { libm::$cosh(self) }
+            fn tanh(self) -> $t { libm::$tanh(self) }
+            fn asinh(self) -> $t { libm::$asinh(self) }
+            fn acosh(self) -> $t { libm::$acosh(self) }
+            fn atanh(self) -> $t { libm::$atanh(self) }
+            fn erf(self) -> $t { libm::$erf(self) }
+            fn floor(self) -> $t { $t::floor(self) }
+            fn ceil(self) -> $t { $t::ceil(self) }
+            fn trunc(self) -> $t { $t::trunc(self) }
+            fn round_even(self) -> $t { $t::round_ties_even(self) }
+            fn fma(self, a: $t, b: $t) -> $t { self.mul_add(a, b) }
+        }
+    )*};
+}
+floats! {
+    f32: expf expm1f logf log1pf log2f sinf cosf tanf asinf acosf atanf atan2f sinhf coshf tanhf asinhf acoshf atanhf erff powf;
+    f64: exp expm1 log log1p log2 sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf pow;
+}
+
+macro_rules! ints {
+    ($($t:ident $signed:literal)*) => {$(
+        #[allow(unused_comparisons)]
+        impl Num for $t {
+            const ZERO: $t = 0;
+            const ONE: $t = 1;
+            fn add(self, o: $t) -> $t { self.wrapping_add(o) }
+            fn sub(self, o: $t) -> $t { self.wrapping_sub(o) }
+            fn mul(self, o: $t) -> $t { self.wrapping_mul(o) }
+            fn neg(self) -> $t { self.wrapping_neg() }
+            fn abs(self) -> $t { if self < 0 { self.wrapping_neg() } else { self } }
+            fn sign(self) -> $t {
+                if self > 0 { 1 } else if self < 0 { (0 as $t).wrapping_sub(1) } else { 0 }
+            }
+            fn maximum(self, o: $t) -> $t { Ord::max(self, o) }
+            fn minimum(self, o: $t) -> $t { Ord::min(self, o) }
+            fn floor_divide(self, o: $t) -> $t {
+                if o == 0 {
+                    return 0;
+                }
+                let quotient = self.wrapping_div(o);
+                let rest = self.wrapping_rem(o);
+                if rest != 0 && (rest < 0) != (o < 0) { quotient.wrapping_sub(1) } else { quotient }
+            }
+            fn remainder(self, o: $t) -> $t {
+                if o == 0 {
+                    return 0;
+                }
+                let rest = self.wrapping_rem(o);
+                if rest != 0 && (rest < 0) != (o < 0) { rest.wrapping_add(o) } else { rest }
+            }
+            fn fmod(self, o: $t) -> $t { if o == 0 { 0 } else { self.wrapping_rem(o) } }
+            fn pow(self, o: $t) -> $t {
+                if o < 0 {
+                    let minus_one = (0 as $t).wrapping_sub(1);
+                    return match self {
+                        1 => 1,
+                        x if x == minus_one => if o & 1 == 0 { 1 } else { minus_one },
+                        _ => 0,
+                    };
+                }
+                let (mut base, mut exponent, mut out) = (self, o, 1 as $t);
+                while exponent > 0 {
+                    if exponent & 1 == 1 {
+                        out = out.wrapping_mul(base);
+                    }
+                    base = base.wrapping_mul(base);
+                    exponent >>= 1;
+                }
+                out
+            }
+            fn nan(self) -> bool { false }
+            fn inf(self) -> bool { false }
+            fn divides(self, o: $t) -> Result<(), DivideError> {
+                if o == 0 {
+                    Err(DivideError::ByZero)
+                } else if $signed && self == $t::MIN && o == (0 as $t).wrapping_sub(1) {
+                    Err(DivideError::Overflow)
+                } else {
+                    Ok(())
+                }
+            }
+        }
+        impl Bits for $t {
+            fn and(self, o: $t) -> $t { self & o }
+            fn or(self, o: $t) -> $t { self | o }
+            fn xor(self, o: $t) -> $t { self ^ o }
+            fn not(self) -> $t { !self }
+        }
+    )*};
+}
+ints!(i64 true i32 true i16 true i8 true u64 false u32 false u16 false u8 false);
+
+impl Bits for bool {
+    fn and(self, o: bool) -> bool {
+        self & o
+    }
+    fn or(self, o: bool) -> bool {
+        self | o
+    }
+    fn xor(self, o: bool) -> bool {
+        self ^ o
+    }
+    fn not(self) -> bool {
+        !self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn integer_edges_are_defined() {
+        assert_eq!((-7i32).floor_divide(2), -4);
+        assert_eq!((-7i32).remainder(2), 1);
+        assert_eq!((-7i32).fmod(2), -1);
+        assert_eq!(i64::MIN.divides(-1), Err(DivideError::Overflow));
+        assert_eq!(5u8.divides(0), Err(DivideError::ByZero));
+        assert_eq!(5u8.divides(255), Ok(()));
+        assert_eq!(2i32.pow(-1), 0);
+        assert_eq!(Num::pow(-1i32, -3), -1);
+        assert_eq!(i8::MIN.abs(), i8::MIN);
+    }
+
+    #[test]
+    fn maximum_propagates_nan() {
+        assert!(f32::NAN.maximum(1.0).nan() && 1f32.maximum(f32::NAN).nan());
+        assert!(f64::NAN.minimum(1.0).nan() && 1f64.minimum(f64::NAN).nan());
+    }
+}

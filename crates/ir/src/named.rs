@@ -1,0 +1,92 @@
+//! What the named composites mean, in primitives. A device that does not claim one runs this.
+
+use crate::op::*;
+use crate::{DType, Op, V};
+use smallvec::{SmallVec, smallvec};
+
+/// The results of a composite on `ins` as primitives, or nothing if `op` has no lowering.
+pub fn lower<'a>(op: &Op, ins: &[V<'a>]) -> Option<SmallVec<[V<'a>; 2]>> {
+    match op {
+        Op::Named(named) => Some(smallvec![composite(named, ins)]),
+        Op::Custom(call) => crate::custom::find(&call.name)?.lower(&call.attrs, ins),
+        _ => None,
+    }
+}
+
+fn composite<'a>(op: &Named, ins: &[V<'a>]) -> V<'a> {
+    // Half-precision operands are widened once, so that a composite rounds once.
+    let dtype = ins[0].dtype();
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let ins: SmallVec<[V<'a>; 4]> = ins.iter().map(|v| v.cast(wide)).collect();
+    let x = ins[0];
+    let out = match *op {
+        Named::Softmax { axis } => softmax(x, axis as usize),
+        Named::LogSoftmax { axis } => {
+            let axes = AxisSet::one(axis as usize);
+            let shifted = x - row_max(x, axis as usize);
+            shifted - shifted.exp().sum(axes, true).log()
+        }
+        Named::LayerNorm { axes, eps } => {
+            let axes = last_axes(x, axes);
+            let centred = x - x.reduce(ReduceKind::Mean, axes, true);
+            let variance = centred.square().reduce(ReduceKind::Mean, axes, true);
+            scaled(centred * (variance + eps.get()).rsqrt(), &ins[1..])
+        }
+        Named::RmsNorm { axes, eps } => {
+            let mean_square = x.square().reduce(ReduceKind::Mean, last_axes(x, axes), true);
+            scaled(x * (mean_square + eps.get()).rsqrt(), &ins[1..])
+        }
+        Named::Attention { causal, scale } => {
+            let scores = attention_scores(x, ins[1], ins.get(3).copied(), causal, scale.get());
+            attention_weights(scores).dot(ins[2])
+        }
+    };
+    out.cast(dtype)
+}
+
+/// The scaled and masked scores of attention, before softmax.
+pub fn attention_scores<'a>(q: V<'a>, k: V<'a>, mask: Option<V<'a>>, causal: bool, scale: f64) -> V<'a> {
+    let mut scores = (q * scale).dot(k.transpose());
+    if causal {
+        let shape = scores.shape();
+        let (m, n) = (shape[shape.len() - 2], shape[shape.len() - 1]);
+        let future = scores.iota([m, n], DType::I64, 1).gt_v(scores.iota([m, n], DType::I64, 0));
+        scores = future.choose(scores.number(f64::NEG_INFINITY), scores);
+    }
+    match mask {
+        Some(mask) => scores + mask,
+        None => scores,
+    }
+}
+
+/// Softmax of attention scores along the last axis; a row that sees nothing is 0.
+pub fn attention_weights(scores: V<'_>) -> V<'_> {
+    let axis = scores.shape().len() - 1;
+    let largest = row_max(scores, axis);
+    let blind = largest.eq(f64::NEG_INFINITY);
+    let e = (scores - largest.drop_where(blind)).exp();
+    (e / e.sum(AxisSet::one(axis), true)).drop_where(blind)
+}
+
+fn softmax(x: V<'_>, axis: usize) -> V<'_> {
+    let e = (x - row_max(x, axis)).exp();
+    e / e.sum(AxisSet::one(axis), true)
+}
+
+/// The largest element along an axis; 0 where the axis is empty, so that empty rows stay empty.
+fn row_max(x: V<'_>, axis: usize) -> V<'_> {
+    if x.shape()[axis] == 0 { x.number(0.0) } else { x.reduce(ReduceKind::Max, AxisSet::one(axis), true) }
+}
+
+fn last_axes(x: V<'_>, n: u8) -> AxisSet {
+    let rank = x.shape().len();
+    (rank - n as usize..rank).fold(AxisSet::default(), AxisSet::with)
+}
+
+fn scaled<'a>(x: V<'a>, weights: &[V<'a>]) -> V<'a> {
+    match *weights {
+        [] => x,
+        [weight] => x * weight,
+        [weight, bias, ..] => x * weight + bias,
+    }
+}

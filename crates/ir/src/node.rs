@@ -1,0 +1,47 @@
+//! The stream's elements.
+
+use crate::Op;
+use smallvec::SmallVec;
+
+/// Names a value within one recording side; never used twice there.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Id(pub u64);
+
+impl std::fmt::Debug for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "v{}", self.0)
+    }
+}
+
+impl std::fmt::Display for Id {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(self, f)
+    }
+}
+
+/// One operation on values.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Node {
+    /// What is computed.
+    pub op: Op,
+    /// Its operands.
+    pub ins: SmallVec<[Id; 3]>,
+    /// The values it defines.
+    pub outs: SmallVec<[Id; 2]>,
+}
+
+impl Node {
+    /// A node of these parts.
+    pub fn new(op: Op, ins: &[Id], outs: &[Id]) -> Node {
+        Node { op, ins: SmallVec::from_slice(ins), outs: SmallVec::from_slice(outs) }
+    }
+}
+
+/// One element of the stream.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum Item {
+    /// Computes values.
+    Run(Node),
+    /// Ends a value: nothing after this uses it.
+    Free(Id),
+}

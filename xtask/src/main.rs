@@ -1,0 +1,160 @@
+//! The project's own commands: `cargo xtask check` is all of CI.
+//!
+//! A check is a list of steps; each prints its command and its time, and the first that fails ends the run. Quick
+//! steps come first. Lints, tests and examples share the dev profile, so what one has built the next one finds.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
+use std::time::Instant;
+use std::{env, fs, io};
+
+mod readme;
+
+const USAGE: &str = "\
+usage: cargo xtask <command>
+
+  check          format, dependencies, lints, tests, examples, documentation, README
+  check --fast   the same without examples, documentation and README
+  bench          the benchmarks of kiln-tensor";
+
+/// Crates that talk to networks or people: the tensor core must build without them.
+const DENIED: &str = "actix-web async-std axum clap crossterm h2 hyper indicatif mio native-tls openssl \
+    quinn ratatui reqwest rustls smol socket2 tokio tonic tungstenite ureq";
+
+/// Enough to run every line of an example, too few to train.
+const EXAMPLE_STEPS: &str = "20";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    let start = Instant::now();
+    let outcome = match args[..] {
+        ["check"] => check_fast().and_then(|()| check_rest()),
+        ["check", "--fast"] => check_fast(),
+        ["bench"] => step("bench", cargo("bench -p kiln-tensor")),
+        _ => {
+            eprintln!("{USAGE}");
+            return ExitCode::from(2);
+        }
+    };
+    let seconds = start.elapsed().as_secs_f64();
+    match outcome {
+        Ok(()) => println!("\nxtask: passed in {seconds:.1} s"),
+        Err(failure) => {
+            eprintln!("\nxtask: FAILED after {seconds:.1} s: {failure}");
+            return ExitCode::FAILURE;
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn check_fast() -> Result<(), String> {
+    step("format", cargo("fmt --all -- --check"))?;
+    core_dependencies()?;
+    step("lint", cargo("clippy --workspace --all-targets -- -D warnings"))?;
+    step("test", cargo("test --workspace --no-fail-fast"))
+}
+
+fn check_rest() -> Result<(), String> {
+    for name in examples()? {
+        let mut run = cargo("run -q -p kiln --example");
+        run.arg(&name).env("KILN_EXAMPLE_STEPS", EXAMPLE_STEPS);
+        step(&format!("example {name}"), run)?;
+    }
+    let mut doc = cargo("doc --workspace --no-deps");
+    doc.env("RUSTDOCFLAGS", "-D warnings");
+    step("doc", doc)?;
+    readme_blocks()
+}
+
+/// Runs a command as a step of its own.
+fn step(name: &str, mut command: Command) -> Result<(), String> {
+    timed(name, &shown(&command), || ended(command.stdin(Stdio::null()).status()))
+}
+
+/// Does some work between a line that names it and a line with its time.
+fn timed(name: &str, text: &str, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    println!("\n==> {name}: {text}");
+    let start = Instant::now();
+    let outcome = work().map_err(|failure| format!("{name}: {failure}"));
+    println!("<== {name}: {:.1} s", start.elapsed().as_secs_f64());
+    outcome
+}
+
+fn ended(status: io::Result<ExitStatus>) -> Result<(), String> {
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("the command ended with {status}")),
+        Err(error) => Err(format!("the command did not start: {error}")),
+    }
+}
+
+fn core_dependencies() -> Result<(), String> {
+    let mut tree = cargo("tree -p kiln -e normal --prefix none");
+    timed("core dependencies", &shown(&tree), || {
+        let output = tree.stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;
+        ended(Ok(output.status))?;
+        let found = denied(&String::from_utf8_lossy(&output.stdout));
+        if found.is_empty() { Ok(()) } else { Err(format!("kiln must not depend on {}", found.join(", "))) }
+    })
+}
+
+/// The denied crates in the output of `cargo tree --prefix none`, whose lines begin with a crate's name.
+fn denied(tree: &str) -> Vec<&'static str> {
+    let names: Vec<&str> = tree.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    DENIED.split(' ').filter(|name| names.contains(name)).collect()
+}
+
+/// The names of kiln's examples, in order; none where there is no such folder.
+fn examples() -> Result<Vec<String>, String> {
+    let entries = match fs::read_dir(root().join("crates/kiln/examples")) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(format!("examples: {error}")),
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .filter_map(|entry| Some(entry.file_name().to_str()?.strip_suffix(".rs")?.to_owned()))
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+fn readme_blocks() -> Result<(), String> {
+    let text = fs::read_to_string(root().join("README.md")).map_err(|e| format!("README.md: {e}"))?;
+    for block in readme::marked(&text).map_err(|fault| format!("README.md: {fault}"))? {
+        let mut sh = Command::new("sh");
+        // A reader has not set it, so the block must do without.
+        sh.args(["-e", "-c", block.script.trim_end()]).current_dir(root()).env_remove("KILN_STEPS");
+        step(&format!("README.md line {}", block.line), sh)?;
+    }
+    Ok(())
+}
+
+/// The cargo that runs this program, so that a chosen toolchain stays chosen; `args` are separated by spaces.
+fn cargo(args: &str) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(args.split_whitespace()).current_dir(root());
+    command
+}
+
+fn shown(command: &Command) -> String {
+    let program = Path::new(command.get_program()).file_stem().unwrap_or_default();
+    let words = std::iter::once(program).chain(command.get_args());
+    words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn denied_crates_are_found_by_whole_name() {
+        let tree = "kiln v0.1.0 (/somewhere/tokio)\nhalf v2.4.1\nclap_lex v0.7.0\nrustls v0.23.1 (*)\ntokio v1.0.0\n";
+        assert_eq!(denied(tree), ["rustls", "tokio"]);
+    }
+}
