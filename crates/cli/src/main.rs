@@ -1,1 +1,54 @@
-fn main() {}
+//! The program `kiln`: trains, checks, replays and shows devices. Every command exits with 0 only if it did what it
+//! was asked, says what went wrong on standard error, and speaks JSON lines with `--json`.
+
+mod conform;
+mod devices;
+mod replay;
+mod train;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Deep learning in Rust: one tensor program, run anywhere.
+#[derive(Parser)]
+#[command(name = "kiln", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model.
+    Train(train::Args),
+    /// Run the golden operator cases of a folder on a device.
+    Conform(conform::Args),
+    /// Run a recorded stream again and compare its results.
+    Replay(replay::Args),
+    /// Show the devices of this machine.
+    Devices(devices::Args),
+}
+
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
+        Command::Train(args) => train::run(args),
+        Command::Conform(args) => conform::run(args),
+        Command::Replay(args) => replay::run(args),
+        Command::Devices(args) => devices::run(args),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("kiln: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// The device named on the command line, else the default one.
+fn open(address: Option<&str>) -> Result<kiln::Device, kiln::Error> {
+    match address {
+        Some(address) => kiln::Device::open(address),
+        None => Ok(kiln::Device::default()),
+    }
+}

@@ -437,7 +437,7 @@ mod pages {
 #[cfg(not(target_os = "linux"))]
 mod pages {
     pub const LARGE: usize = usize::MAX;
-    pub use super::{system_free as unmap, system_zeroed as map};
+    pub(super) use super::{system_free as unmap, system_zeroed as map};
 }
 
 #[cfg(test)]

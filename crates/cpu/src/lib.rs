@@ -1,5 +1,32 @@
-//! Placeholder head.
+//! The CPU: the plain interpreter (`reference/`), which says what every operation means, and the fast device beside it.
+//!
+//! A submission reaches [`host::HostDevice`], which keeps values, order and poison; arithmetic comes from its kernels:
+//! the interpreter's for the device `reference`, those of `cpu.rs` for the device `cpu`. The fast kernels work on
+//! strided views (`view.rs`) of buffers from a caching arena (`arena.rs`), share work out over one pool of threads
+//! (`pool.rs`), and give the interpreter's bits whatever the strides, tiles and threads.
+// `Error` holds an operation's shapes inline; errors are rare and never in a loop.
+#![allow(clippy::result_large_err)]
 
+pub mod host;
+mod interpreter;
+pub mod reference;
+
+mod cpu;
 pub mod arena;
-pub mod gemm;
 pub mod pool;
+mod view;
+
+mod tile;
+mod slices;
+mod elementwise;
+mod movement;
+mod reduction;
+pub mod gemm;
+mod product;
+mod composite;
+
+pub use cpu::{Cpu, CpuKernels};
+pub use interpreter::{Interpreter, Reference};
+
+/// Names everything that decides the bits of this crate's results.
+pub const NUMERICS: &str = "cpu-1";

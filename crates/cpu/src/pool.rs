@@ -144,7 +144,9 @@ impl Pool {
         // SAFETY: only the lifetime changes. The pointer is used only under a claim, and this function does not
         // return before every claim is reported, see `wait`.
         let f = unsafe {
-            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(f)
+            std::mem::transmute::<*const (dyn Fn(usize) + Sync + '_), *const (dyn Fn(usize) + Sync + 'static)>(
+                f,
+            )
         };
         // SAFETY: the caller owns the pool and the previous job is over, so nobody reads `job` now.
         unsafe { *self.job.get() = Some(Job { f, chunks }) };
@@ -186,7 +188,8 @@ impl Pool {
             }
         }
         // SeqCst pairs with `wait`: either the waiter sees 0, or this thread sees it waiting.
-        if self.unfinished.0.fetch_sub(done, Ordering::SeqCst) == done && self.waiting.load(Ordering::SeqCst) {
+        if self.unfinished.0.fetch_sub(done, Ordering::SeqCst) == done && self.waiting.load(Ordering::SeqCst)
+        {
             drop(self.waiter.lock().unwrap_or_else(PoisonError::into_inner));
             self.finished.notify_all();
         }
@@ -345,7 +348,13 @@ mod tests {
         for threads in [1, 2, 4] {
             set_threads(threads);
             for bad in [0, 7, 31] {
-                let job = || parallel(32, &|i| if i == bad { std::panic::panic_any(bad) });
+                let job = || {
+                    parallel(32, &|i| {
+                        if i == bad {
+                            std::panic::panic_any(bad)
+                        }
+                    })
+                };
                 let panic = catch_unwind(job).expect_err("the chunk panics");
                 assert_eq!(panic.downcast_ref::<usize>(), Some(&bad));
                 assert_eq!(sum(100), 5050);

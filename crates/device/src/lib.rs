@@ -1,1 +1,71 @@
-//! Placeholder head.
+//! The seam between recording and executing: a [`Device`] takes batches of the stream and gives values back.
+//!
+//! Above it, tensors record; below it, kernels, servers and decorators execute. The trait is small and names no
+//! operation, so that a decorator ([`Record`], [`Profile`]) is a page of code. Also here: errors as they reach the user
+//! ([`Error`]), answers that are not there yet ([`Pending`]), host bytes on their way in and out ([`Data`]) and where
+//! in the user's program an operation came from ([`Origin`]).
+#![forbid(unsafe_code)]
+
+mod batch;
+mod data;
+mod error;
+mod info;
+mod origin;
+mod pending;
+
+mod profile;
+mod record;
+
+pub use batch::{Batch, Place, Urgency};
+pub use data::{Bytes, Data, Host};
+pub use error::Error;
+pub use info::{DeviceInfo, Memory, Usage};
+pub use origin::{Origin, Scope, scope};
+pub use pending::{Help, Pending, Promise, pending};
+pub use profile::{OpProfile, Profile};
+pub use record::{Record, Replayed, replay};
+
+use kiln_ir::{Id, Meta, Op};
+
+/// Something that executes the stream.
+///
+/// Calls take effect in the order in which they are made. A failed operation poisons the values it would have given,
+/// and what depends on them; it never fails the device.
+pub trait Device: Send + Sync + 'static {
+    /// What it is and can do.
+    fn info(&self) -> DeviceInfo;
+
+    /// Takes the next part of the stream. Returns before it is executed; blocks only to bound what is queued.
+    fn submit(&self, batch: Batch);
+
+    /// Defines a value from host data.
+    fn write(&self, id: Id, data: Data, place: Place);
+
+    /// The content of a value as of now in the stream: the place is taken here, not when the answer is waited for.
+    fn read(&self, id: Id) -> Pending<Data>;
+
+    /// An answer once everything before this call has been executed.
+    fn sync(&self) -> Pending<()>;
+
+    /// Whether the device executes this operation itself. If not, the recording side lowers or refuses it.
+    fn supports(&self, op: &Op, ins: &[Meta]) -> bool;
+
+    /// Bytes and values held now.
+    fn memory(&self) -> Memory;
+
+    /// Gives cached memory back to the system.
+    fn cleanup(&self);
+
+    /// Sets the most bytes it may hold; nothing for no limit.
+    fn limit(&self, bytes: Option<usize>);
+
+    /// Makes host buffers ready for upload, so that writing them later does not block on a copy.
+    fn stage(&self, data: Vec<Data>) -> Vec<Data> {
+        data
+    }
+
+    /// Brings whatever a decorator holds to its file. Devices hold nothing.
+    fn flush(&self) -> Result<(), Error> {
+        Ok(())
+    }
+}

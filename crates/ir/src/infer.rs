@@ -204,10 +204,11 @@ impl Infer<'_> {
             Move::Reshape(shape) => {
                 let x = self.one()?;
                 self.plain(x.dtype)?;
-                match shape.checked_numel() {
-                    Some(n) if n == x.shape.numel() => Ok(Meta { dtype: x.dtype, shape: *shape }),
-                    Some(_) => self.mismatch(&x.shape, shape),
-                    None => Err(OpError::TooLarge { shape: *shape }),
+                match (shape.checked_numel(), x.shape.checked_numel()) {
+                    (None, _) => Err(OpError::TooLarge { shape: *shape }),
+                    (_, None) => Err(OpError::TooLarge { shape: x.shape }),
+                    (Some(n), Some(m)) if n == m => Ok(Meta { dtype: x.dtype, shape: *shape }),
+                    (Some(_), Some(_)) => self.mismatch(&x.shape, shape),
                 }
             }
             Move::Permute(order) => {
@@ -436,8 +437,10 @@ impl Infer<'_> {
                     let last = n.saturating_sub(1).saturating_mul(pool.stride[i] as u64);
                     let length = x.shape[i + 2] as u64;
                     let reach = (pool.kernel[i] as u64 - 1).saturating_mul(pool.dilation[i] as u64);
-                    n > 0 && (pool.low[i] as u64 > reach || last >= length.saturating_add(pool.low[i] as u64))
-                        || pool.dilation[i] > 1 && n > 0 && length < pool.dilation[i] as u64
+                    let low = pool.low[i] as u64;
+                    // Taps further apart than the axis is long may step over it, if they start in the low padding.
+                    let strides_over = low > 0 && length < pool.dilation[i] as u64;
+                    n > 0 && (low > reach || last >= length.saturating_add(low) || strides_over)
                 });
                 if lone {
                     return self.shape(&x.shape, "a window lies wholly in the padding");

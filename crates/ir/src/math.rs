@@ -96,6 +96,9 @@ pub trait Float: Num {
     /// `self * a + b` with one rounding.
     fn fma(self, a: Self, b: Self) -> Self;
 
+    fn recip(self) -> Self {
+        Self::ONE.div(self)
+    }
     fn sigmoid(self) -> Self {
         Self::ONE.div(Self::ONE.add(self.neg().exp()))
     }
@@ -133,11 +136,17 @@ macro_rules! floats {
             fn sign(self) -> $t {
                 if self > 0.0 { 1.0 } else if self < 0.0 { -1.0 } else { 0.0 }
             }
+            // Commutative and associative to the bit, so that a reduction's order does not matter: every NaN is the
+            // same, and of two zeros the maximum is the positive one. Equal numbers differ in the sign of zero at most.
             fn maximum(self, o: $t) -> $t {
-                if self.is_nan() { self } else if o.is_nan() || o > self { o } else { self }
+                if self > o { self } else if o > self { o } else if self == o {
+                    $t::from_bits(self.to_bits() & o.to_bits())
+                } else { $t::NAN }
             }
             fn minimum(self, o: $t) -> $t {
-                if self.is_nan() { self } else if o.is_nan() || o < self { o } else { self }
+                if self < o { self } else if o < self { o } else if self == o {
+                    $t::from_bits(self.to_bits() | o.to_bits())
+                } else { $t::NAN }
             }
             fn floor_divide(self, o: $t) -> $t {
                 if o == 0.0 {
@@ -301,14 +310,14 @@ mod tests {
         assert_eq!(i64::MIN.divides(-1), Err(DivideError::Overflow));
         assert_eq!(5u8.divides(0), Err(DivideError::ByZero));
         assert_eq!(5u8.divides(255), Ok(()));
-        assert_eq!(2i32.pow(-1), 0);
+        assert_eq!(Num::pow(2i32, -1), 0);
         assert_eq!(Num::pow(-1i32, -3), -1);
-        assert_eq!(i8::MIN.abs(), i8::MIN);
+        assert_eq!(Num::abs(i8::MIN), i8::MIN);
     }
 
     #[test]
     fn maximum_propagates_nan() {
-        assert!(f32::NAN.maximum(1.0).nan() && 1f32.maximum(f32::NAN).nan());
-        assert!(f64::NAN.minimum(1.0).nan() && 1f64.minimum(f64::NAN).nan());
+        assert!(Num::maximum(f32::NAN, 1.0).nan() && Num::maximum(1f32, f32::NAN).nan());
+        assert!(Num::minimum(f64::NAN, 1.0).nan() && Num::minimum(1f64, f64::NAN).nan());
     }
 }

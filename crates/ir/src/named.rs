@@ -65,7 +65,8 @@ pub fn attention_weights(scores: V<'_>) -> V<'_> {
     let largest = row_max(scores, axis);
     let blind = largest.eq(f64::NEG_INFINITY);
     let e = (scores - largest.drop_where(blind)).exp();
-    (e / e.sum(AxisSet::one(axis), true)).drop_where(blind)
+    // Such a row is divided by 1, not by its sum of 0, so that no derivative meets 0 / 0.
+    e / blind.choose(e.number(1.0), e.sum(AxisSet::one(axis), true))
 }
 
 fn softmax(x: V<'_>, axis: usize) -> V<'_> {

@@ -60,8 +60,8 @@ macro_rules! unary_table { ($m:ident) => { $m! {
     Log1p       log1p        Float |x| x.ln_1p(),                       "log1p({x})",            Is(|g, x, _| g / (x + 1.0)),                         "log(1 + x), exact near 0.";
     Log2        log2         Float |x| x.log2(),                        "log2({x})",             Is(|g, x, _| g / (x * std::f64::consts::LN_2)),      "The logarithm to base 2.";
     Sqrt        sqrt         Float |x| x.sqrt(),                        "sqrt({x})",             Is(|g, _, y| g / (y * 2.0)),                         "The square root.";
-    Rsqrt       rsqrt        Float |x| Float::of(1.0).div(x.sqrt()),    "1 / sqrt({x})",         Is(|g, _, y| g * -0.5 * y * y * y),                  "1 / sqrt(x).";
-    Reciprocal  reciprocal   Float |x| Float::of(1.0).div(x),           "1 / {x}",               Is(|g, _, y| -g * y * y),                            "1 / x.";
+    Rsqrt       rsqrt        Float |x| x.sqrt().recip(),                "1 / sqrt({x})",         Is(|g, _, y| g * -0.5 * y * y * y),                  "1 / sqrt(x).";
+    Reciprocal  reciprocal   Float |x| x.recip(),                       "1 / {x}",               Is(|g, _, y| -g * y * y),                            "1 / x.";
     Sin         sin          Float |x| x.sin(),                         "sin({x})",              Is(|g, x, _| g * x.cos()),                           "The sine.";
     Cos         cos          Float |x| x.cos(),                         "cos({x})",              Is(|g, x, _| -g * x.sin()),                          "The cosine.";
     Tan         tan          Float |x| x.tan(),                         "tan({x})",              Is(|g, _, y| g * (y * y + 1.0)),                     "The tangent.";

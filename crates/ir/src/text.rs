@@ -9,7 +9,7 @@
 //! Any word may name a value on the way in; `#` starts a comment.
 
 use crate::{DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Program, Real, Scalar, Sink, Source};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::fmt::{Display, Formatter, Write as _};
 
@@ -26,6 +26,7 @@ pub struct TextError {
 pub fn parse(text: &str) -> Result<Program, TextError> {
     let mut program = Program::default();
     let mut names: FxHashMap<String, Id> = FxHashMap::default();
+    let mut taken: FxHashSet<Id> = FxHashSet::default();
     let mut next = 0;
     for (at, line) in text.lines().enumerate() {
         let line = line.split('#').next().unwrap_or("").trim();
@@ -51,7 +52,9 @@ pub fn parse(text: &str) -> Result<Program, TextError> {
         let mut outs: SmallVec<[Id; 2]> = SmallVec::new();
         for name in left.split(',').map(str::trim) {
             let id = name.strip_prefix('v').and_then(|n| n.parse().ok()).map(Id).filter(|_| is_printed(left));
-            let id = id.unwrap_or(Id(next));
+            // A printed name whose number a freely named value has got already is a free name too.
+            let id = id.filter(|id| !taken.contains(id)).unwrap_or(Id(next));
+            taken.insert(id);
             next = next.max(id.0.saturating_add(1));
             if !is_word(name) || names.insert(name.to_string(), id).is_some() {
                 return Err(error(format!("`{name}` is not a new name")));

@@ -10,6 +10,9 @@ use crate::{AxisSet, DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, No
 /// Version of the form described here.
 pub const VERSION: u64 = 1;
 
+/// How many entries are allocated on a writer's word alone; beyond it lists grow as entries are really read.
+const BELIEVED: usize = 256;
+
 /// Why bytes are not a stream.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[allow(missing_docs)]
@@ -64,7 +67,7 @@ impl Table {
             return Err(WireError::Version { got });
         }
         let count = r.length(2)?;
-        let mut names = Vec::with_capacity(count);
+        let mut names = Vec::with_capacity(count.min(BELIEVED));
         for _ in 0..count {
             names.push((r.text()?, r.text()?));
         }
@@ -98,7 +101,7 @@ impl Table {
     /// Reads items.
     pub fn read_items(&self, r: &mut Reader<'_>) -> Result<Vec<Item>, WireError> {
         let count = r.length(2)?;
-        let mut items = Vec::with_capacity(count);
+        let mut items = Vec::with_capacity(count.min(BELIEVED));
         for _ in 0..count {
             items.push(self.read_item(r)?);
         }

@@ -1,1 +1,42 @@
-//! Placeholder head.
+//! Kiln: deep learning in which one tensor program runs anywhere without a change.
+//!
+//! ```
+//! use kiln::prelude::*;
+//!
+//! let device = Device::default();
+//! let w = Tensor::randn([4, 3], &device).requires_grad();
+//! let x = Tensor::randn([8, 4], &device);
+//! let loss = x.matmul(&w).tanh().square().mean(());
+//! let grads = loss.backward();
+//! println!("loss {loss}\n{}", grads.get(&w).unwrap());
+//! ```
+#![forbid(unsafe_code)]
+
+pub use kiln_tensor::*;
+
+/// Operations as data: the op tables, nodes, text and wire forms, custom operations.
+pub mod ir {
+    pub use kiln_ir::*;
+}
+
+/// The device trait and its decorators, for those who write a device or a tool.
+pub mod device {
+    pub use kiln_cpu::{host, reference};
+    pub use kiln_device::*;
+}
+
+/// Layers and optimisers.
+pub mod nn {
+    pub use kiln_nn::*;
+}
+
+/// Data sets.
+pub mod data {
+    pub use kiln_data::*;
+}
+
+/// What most programs need.
+pub mod prelude {
+    pub use kiln_nn::{Adam, Linear, Module, Optimizer, Sgd, module};
+    pub use kiln_tensor::{DType, Device, Error, Generator, Gradients, Shape, Tensor, checkpoint, grad, no_grad, seed};
+}

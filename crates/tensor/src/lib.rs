@@ -1,1 +1,36 @@
-//! Placeholder head.
+//! Tensors: what a user holds.
+//!
+//! A method on [`Tensor`] asks `infer` for the result's dtype and shape, records a node in the calling thread's lane
+//! (`lane.rs`) and returns at once; a read seals the lane and waits. Where a tensor is tracked, the node is also kept
+//! in the value's own graph (`tape.rs`), which `backward` walks. Methods are grouped by theme under `methods/`.
+#![forbid(unsafe_code)]
+
+mod device;
+mod element;
+mod lane;
+mod tensor;
+mod value;
+
+mod backward;
+mod checkpoint;
+mod tape;
+
+mod create;
+mod methods;
+mod operators;
+mod print;
+mod random;
+mod read;
+
+pub use backward::{Backward, Gradients, grad};
+pub use checkpoint::{checkpoint, custom_grad};
+pub use device::{Device, DeviceId};
+pub use element::{Element, Number};
+pub use methods::*;
+pub use random::{Generator, seed, with_generator};
+pub use tape::{is_grad_enabled, no_grad};
+pub use tensor::Tensor;
+
+pub use kiln_cpu::pool::{set_threads, threads};
+pub use kiln_device::{Data, DeviceInfo, Error, Memory, Origin, Pending, Usage, scope};
+pub use kiln_ir::{DType, Meta, OpError, Shape, promote};

@@ -1,0 +1,197 @@
+//! The device `cpu`: views instead of copies, results written over operands at their last use, tiles shared out among
+//! threads. What has no kernel here runs through the plain interpreter, so every operation works and has the same bits.
+
+use crate::arena::{self, Arena};
+use crate::host::{Arg, HostDevice, Kernels};
+use crate::reference::{self, Value};
+use crate::view::{Shared, View};
+use crate::{elementwise, interpreter, movement, pool, product, reduction};
+use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Usage};
+use kiln_ir::{DType, Meta, Op, Shape, infer};
+use smallvec::{SmallVec, smallvec};
+use std::sync::Arc;
+
+/// The CPU as a device.
+pub type Cpu = HostDevice<CpuKernels>;
+
+/// The kernels of [`Cpu`].
+pub struct CpuKernels {
+    arena: Arc<Arena>,
+}
+
+impl Cpu {
+    /// A CPU device with an arena of its own. `KILN_MEMORY` limits it, in bytes.
+    pub fn start() -> Cpu {
+        let limit = std::env::var("KILN_MEMORY").ok().and_then(|v| v.parse().ok());
+        HostDevice::new(CpuKernels { arena: Arena::new(limit) })
+    }
+}
+
+/// What a kernel needs besides its operands.
+pub(crate) struct Context<'a> {
+    pub arena: &'a Arc<Arena>,
+    pub place: Place,
+}
+
+impl Context<'_> {
+    /// A fresh row-major value, of arbitrary content.
+    pub fn fresh(&self, meta: Meta) -> Result<View, Error> {
+        let place = match self.place {
+            Place::Reuse => arena::Place::Reuse,
+            Place::Persistent => arena::Place::Persistent,
+        };
+        let buffer = self.arena.alloc(meta.bytes(), place).map_err(|e| Error::OutOfMemory {
+            asked: e.asked,
+            free: e.free,
+            limit: e.limit.unwrap_or(usize::MAX),
+        })?;
+        Ok(View::whole(Arc::new(Shared(buffer)), meta))
+    }
+
+    /// A fresh value with this content.
+    pub fn filled(&self, meta: Meta, bytes: &[u8]) -> Result<View, Error> {
+        let view = self.fresh(meta)?;
+        assert_eq!(bytes.len(), meta.bytes());
+        // SAFETY: the buffer is fresh, so this is its only view, and it holds `meta.bytes()` bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), view.ptr::<u8>(), bytes.len()) };
+        Ok(view)
+    }
+
+    /// The same value row-major.
+    pub fn dense(&self, x: &View) -> Result<View, Error> {
+        if x.is_dense() { Ok(x.clone()) } else { elementwise::copy(self, x) }
+    }
+}
+
+impl Kernels for CpuKernels {
+    type Value = View;
+
+    fn info(&self) -> DeviceInfo {
+        let both = Usage::STORAGE.and(Usage::ARITHMETIC);
+        let usage = DType::ALL.map(|d| match d {
+            DType::F32 | DType::F64 => (d, both.and(Usage::ACCELERATED)),
+            DType::Q8 | DType::Q4 => (d, Usage::STORAGE),
+            _ => (d, both),
+        });
+        DeviceInfo {
+            name: "cpu".into(),
+            count: 64,
+            usage: usage.to_vec(),
+            numerics: crate::NUMERICS.into(),
+            threads: pool::threads(),
+        }
+    }
+
+    fn upload(&self, data: &Data, place: Place) -> Result<View, Error> {
+        if place == Place::Reuse
+            && let Some(buffer) = data.bytes.whole::<Shared>()
+            && Arc::ptr_eq(buffer.0.arena(), &self.arena)
+        {
+            return Ok(View::whole(buffer, data.meta));
+        }
+        let view = Context { arena: &self.arena, place }.filled(data.meta, &data.bytes)?;
+        if data.meta.dtype == DType::Bool {
+            // SAFETY: the view is fresh and holds one byte an element.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(view.ptr::<u8>(), view.numel()) };
+            bytes.iter_mut().for_each(|b| *b = (*b != 0) as u8);
+        }
+        Ok(view)
+    }
+
+    fn download(&self, x: &View) -> Result<Data, Error> {
+        let cx = Context { arena: &self.arena, place: Place::Reuse };
+        let view = cx.dense(x)?;
+        let (len, size) = (view.meta().bytes(), view.dtype.size());
+        let owner: Arc<dyn Host> = view.buffer.clone();
+        Ok(Data::new(x.meta(), Bytes::shared(owner, view.start as usize * size, len)))
+    }
+
+    fn eval(&self, op: &Op, ins: &mut [Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {
+        let metas: SmallVec<[Meta; 4]> = ins.iter().map(|v| v.meta()).collect();
+        let outs = infer(op, &metas)?;
+        let cx = Context { arena: &self.arena, place };
+        let out = outs.first().copied().unwrap_or(Meta { dtype: DType::F32, shape: Shape::default() });
+        let one = |view: Result<View, Error>| view.map(|v| smallvec![v]);
+        match op {
+            Op::Full { shape, value } => {
+                let single = cx.filled(Meta::new(out.dtype, []), &value.to_bytes())?;
+                Ok(smallvec![single.expanded(shape)])
+            }
+            Op::Unary(op) => one(elementwise::unary(&cx, *op, ins, out)),
+            Op::Binary(op) => one(elementwise::binary(&cx, *op, ins, out)),
+            Op::Select => one(elementwise::select(&cx, ins, out)),
+            Op::Cast(dtype) if !dtype.is_quantised() && !ins[0].dtype.is_quantised() => {
+                one(elementwise::cast(&cx, ins, out))
+            }
+            Op::Move(op) => one(movement::movement(&cx, op, ins, out)),
+            Op::Reduce { kind, axes, .. } if reduction::has_kernel(*kind, out.dtype) => {
+                one(reduction::reduce(&cx, *kind, *axes, &ins[0], out))
+            }
+            Op::Dot { transpose } => one(product::dot(&cx, *transpose, &ins[0], &ins[1], out)),
+            Op::Named(_) => self.lowered(op, ins, place),
+            Op::Iota { .. }
+            | Op::Random { .. }
+            | Op::Cast(_)
+            | Op::Reduce { .. }
+            | Op::Scan { .. }
+            | Op::Conv { .. }
+            | Op::Pool { .. }
+            | Op::Gather { .. }
+            | Op::Scatter { .. }
+            | Op::Sort { .. }
+            | Op::Custom(_) => interpreted(&cx, op, ins),
+        }
+    }
+
+    fn memory(&self) -> Memory {
+        let stats = self.arena.stats();
+        Memory {
+            live_bytes: stats.live_bytes + stats.persistent_bytes,
+            live_buffers: stats.live_buffers + stats.persistent_buffers,
+            values: 0,
+            cached_bytes: stats.cached_bytes,
+            persistent_bytes: stats.persistent_bytes,
+            peak_bytes: stats.peak_bytes,
+            system_allocs: stats.system_allocs,
+            limit: stats.limit,
+        }
+    }
+
+    fn cleanup(&self) {
+        self.arena.cleanup();
+    }
+
+    fn limit(&self, bytes: Option<usize>) {
+        self.arena.set_limit(bytes);
+    }
+
+    fn stage(&self, data: Vec<Data>) -> Vec<Data> {
+        let stage = |data: Data| match self.upload(&data, Place::Reuse) {
+            Ok(view) => Data::new(data.meta, Bytes::shared(view.buffer, 0, data.meta.bytes())),
+            // What does not fit now is copied when it is written, and fails there if it still does not fit.
+            Err(_) => data,
+        };
+        data.into_iter().map(stage).collect()
+    }
+}
+
+impl CpuKernels {
+    /// A composite, as the primitives it stands for.
+    fn lowered(&self, op: &Op, ins: &mut [Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {
+        let builder = crate::composite::Eager::new(self, place, ins.iter().map(|v| (**v).clone()));
+        builder.lower(op)
+    }
+}
+
+/// An operation run by the plain interpreter.
+fn interpreted(cx: &Context<'_>, op: &Op, ins: &[Arg<View>]) -> Result<SmallVec<[View; 2]>, Error> {
+    let mut values: SmallVec<[Value; 4]> = SmallVec::new();
+    for x in ins {
+        let x = cx.dense(x)?;
+        let from = x.start as usize * x.dtype.size();
+        values.push(Value::from_bytes(x.meta(), &x.buffer.0.as_slice()[from..from + x.meta().bytes()]));
+    }
+    let refs: SmallVec<[&Value; 4]> = values.iter().collect();
+    let outs = reference::eval(op, &refs).map_err(interpreter::error)?;
+    outs.iter().map(|value| cx.filled(value.meta(), &value.to_bytes())).collect()
+}

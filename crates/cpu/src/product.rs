@@ -1,0 +1,110 @@
+//! Matrix products of views: strides go straight to the packed kernels, batches are shared out among threads.
+
+use crate::cpu::Context;
+use crate::elementwise;
+use crate::gemm::{Mat, MatMut, gemm, gemm_half, gemm_int};
+use crate::host::Arg;
+use crate::pool;
+use crate::view::View;
+use half::{bf16, f16};
+use kiln_device::Error;
+use kiln_ir::{DType, Dims, Meta, Shape, quant};
+
+/// Multiply-adds above which one product is worth all threads.
+const LARGE: usize = 1 << 21;
+
+pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Meta) -> Result<View, Error> {
+    if b.dtype.is_quantised() {
+        return packed(cx, transpose, a, b, out);
+    }
+    let target = cx.fresh(out)?;
+    let b = if transpose { swapped(b) } else { b.clone() };
+    let rank = out.shape.len();
+    let batch: Shape = Dims::collect(out.shape[..rank - 2].iter().copied());
+    let (m, n, k) = (out.shape[rank - 2], out.shape[rank - 1], a.shape[a.shape.len() - 1]);
+    let (a, b) = (batched(a, &batch), batched(&b, &batch));
+    // Rows of all batches of a row-major left operand are the rows of one matrix.
+    let flat = a.is_dense() && b.strides[..rank - 2].iter().zip(&batch[..]).all(|(&s, &d)| s == 0 || d == 1);
+    let (m, batch) = if flat { (m * batch.numel(), Shape::default()) } else { (m, batch) };
+    let count = batch.numel();
+    let steps = |x: &View| -> Vec<isize> {
+        let outer = View { shape: batch, strides: Dims::collect(x.strides[..batch.len()].iter().copied()), ..x.clone() };
+        let mut offsets = Vec::with_capacity(count);
+        outer.walk().runs(0, count, |_, offset, n, stride| offsets.extend((0..n as isize).map(|i| offset + i * stride)));
+        offsets
+    };
+    let (a_at, b_at) = (steps(&a), steps(&b));
+    macro_rules! products {
+        ($kernel:ident $T:ty) => {{
+            let (pa, pb, pc) = (Base(a.ptr::<$T>()), Base(b.ptr::<$T>()), Base(target.ptr::<$T>()));
+            let one = |i: usize| {
+                let (pa, pb, pc) = (pa, pb, pc);
+                let left = Mat { ptr: pa.0.wrapping_offset(a_at[i]).cast_const(), rs: a.strides[rank - 2], cs: a.strides[rank - 1] };
+                let right = Mat { ptr: pb.0.wrapping_offset(b_at[i]).cast_const(), rs: b.strides[rank - 2], cs: b.strides[rank - 1] };
+                let to = MatMut { ptr: pc.0.wrapping_add(i * m * n), rs: n as isize, cs: 1 };
+                // SAFETY: the strides are those of views of a's, b's and the fresh target's buffers, so every element
+                // lies within them; products of different batches write different elements.
+                unsafe { $kernel::<$T>(m, n, k, left, right, to) }
+            };
+            if count == 1 || m.saturating_mul(n).saturating_mul(k) > LARGE {
+                (0..count).for_each(one);
+            } else {
+                pool::parallel(count, &one);
+            }
+        }};
+    }
+    match out.dtype {
+        DType::F64 => products!(gemm f64),
+        DType::F32 => products!(gemm f32),
+        DType::F16 => products!(gemm_half f16),
+        DType::BF16 => products!(gemm_half bf16),
+        DType::I64 => products!(gemm_int i64),
+        DType::I32 => products!(gemm_int i32),
+        DType::I16 => products!(gemm_int i16),
+        DType::I8 => products!(gemm_int i8),
+        DType::U64 => products!(gemm_int u64),
+        DType::U32 => products!(gemm_int u32),
+        DType::U16 => products!(gemm_int u16),
+        DType::U8 => products!(gemm_int u8),
+        DType::Bool | DType::Q8 | DType::Q4 => unreachable!("refused by infer"),
+    }
+    Ok(target)
+}
+
+#[derive(Clone, Copy)]
+struct Base<T>(*mut T);
+// SAFETY: products of different batches use disjoint results and only read their operands.
+unsafe impl<T> Sync for Base<T> {}
+// SAFETY: as above.
+unsafe impl<T> Send for Base<T> {}
+
+/// The product with a quantised right operand: unpacked to f32 (f64 beside f64), the result rounded once.
+fn packed(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Meta) -> Result<View, Error> {
+    let plain = cx.fresh(Meta { dtype: DType::F32, shape: b.shape })?;
+    let from = b.start as usize;
+    let blocks = &b.buffer.0.as_slice()[from..from + b.meta().bytes()];
+    // SAFETY: the buffer is fresh and holds this many f32.
+    quant::dequantize(b.dtype, blocks, unsafe { std::slice::from_raw_parts_mut(plain.ptr::<f32>(), plain.numel()) });
+    let wide = if a.dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let cast = |x: View, dtype: DType| {
+        let meta = Meta { dtype, shape: x.shape };
+        elementwise::cast(cx, &mut [Arg::Shared(x)], meta)
+    };
+    let product = dot(cx, transpose, &cast(a.clone(), wide)?, &cast(plain, wide)?, Meta { dtype: wide, shape: out.shape })?;
+    cast(product, out.dtype)
+}
+
+fn swapped(x: &View) -> View {
+    let mut view = x.clone();
+    let rank = view.shape.len();
+    view.shape.swap(rank - 2, rank - 1);
+    view.strides.swap(rank - 2, rank - 1);
+    view
+}
+
+/// The view with its batch axes broadcast.
+fn batched(x: &View, batch: &Shape) -> View {
+    let rank = x.shape.len();
+    let shape = Dims::collect(batch.iter().copied().chain(x.shape[rank - 2..].iter().copied()));
+    x.expanded(&shape)
+}

@@ -1,0 +1,92 @@
+//! Reductions: the reduced axes are brought to the end, then each row gives one element.
+
+use super::array::{Array, Element, Value, with_floats, with_numbers, with_plain};
+use super::number::Number;
+use super::order::{fold, order};
+use super::view::View;
+use kiln_ir::math::{Float, Num};
+use kiln_ir::{AxisSet, ReduceKind, Shape};
+
+/// The elements of a reduction.
+pub fn reduce(kind: ReduceKind, axes: AxisSet, x: &Value) -> Array {
+    let rows = Rows { shape: x.shape, axes };
+    match kind {
+        ReduceKind::Sum => with_numbers!(&x.data, x => sum(&rows, x).into()),
+        ReduceKind::Mean => with_floats!(&x.data, x => mean(&rows, x).into()),
+        ReduceKind::Prod => with_numbers!(&x.data, x => prod(&rows, x).into()),
+        ReduceKind::Max => with_plain!(&x.data, x => rows.map(x, largest).into()),
+        ReduceKind::Min => with_plain!(&x.data, x => rows.map(x, smallest).into()),
+        ReduceKind::Any => rows.map(x.data.typed(), |row: &[bool]| row.contains(&true)).into(),
+        ReduceKind::All => rows.map(x.data.typed(), |row: &[bool]| !row.contains(&false)).into(),
+        ReduceKind::ArgMax => with_plain!(&x.data, x => rows.map(x, first_largest).into()),
+        ReduceKind::ArgMin => with_plain!(&x.data, x => rows.map(x, first_smallest).into()),
+    }
+}
+
+/// A shape seen as rows of the axes that go, in row-major order of those that stay.
+struct Rows {
+    shape: Shape,
+    axes: AxisSet,
+}
+
+impl Rows {
+    fn map<T: Copy, U>(&self, x: &[T], f: impl Fn(&[T]) -> U) -> Vec<U> {
+        let kept = (0..self.shape.len()).filter(|&i| !self.axes.has(i));
+        let count = kept.clone().map(|i| self.shape[i]).product();
+        let length: usize = self.axes.iter().map(|i| self.shape[i]).product();
+        let order: Vec<usize> = kept.chain(self.axes.iter()).collect();
+        let x = View::whole(&self.shape).permuted(order).read(x);
+        (0..count).map(|i| f(&x[i * length..(i + 1) * length])).collect()
+    }
+}
+
+fn sum<T: Number>(rows: &Rows, x: &[T]) -> Vec<T> {
+    let order = order(&rows.shape, rows.axes);
+    rows.map(x, |row| T::narrow(fold(row, order, T::Wide::ZERO, T::widen, Num::add)))
+}
+
+/// The mean of nothing is 0 / 0.
+fn mean<T: Number<Wide: Float>>(rows: &Rows, x: &[T]) -> Vec<T> {
+    let order = order(&rows.shape, rows.axes);
+    rows.map(x, |row| {
+        let sum = fold(row, order, T::Wide::ZERO, T::widen, Num::add);
+        T::narrow(sum.div(Float::of(row.len() as f64)))
+    })
+}
+
+fn prod<T: Number>(rows: &Rows, x: &[T]) -> Vec<T> {
+    let order = order(&rows.shape, rows.axes);
+    rows.map(x, |row| T::narrow(fold(row, order, T::Wide::ONE, T::widen, Num::mul)))
+}
+
+/// The first NaN, else the first of the largest; infer keeps empty rows away.
+fn largest<T: Element>(row: &[T]) -> T {
+    row[first_largest(row) as usize]
+}
+
+/// The first NaN, else the first of the smallest; infer keeps empty rows away.
+fn smallest<T: Element>(row: &[T]) -> T {
+    row[first_smallest(row) as usize]
+}
+
+fn first_largest<T: Element>(row: &[T]) -> i64 {
+    first(row, |v, best| v > best)
+}
+
+fn first_smallest<T: Element>(row: &[T]) -> i64 {
+    first(row, |v, best| v < best)
+}
+
+/// The index of the first NaN, else of the first element that no other beats.
+fn first<T: Element>(row: &[T], beats: impl Fn(T, T) -> bool) -> i64 {
+    let mut best = 0;
+    for (i, &v) in row.iter().enumerate() {
+        if v.is_nan() {
+            return i as i64;
+        }
+        if beats(v, row[best]) {
+            best = i;
+        }
+    }
+    best as i64
+}

@@ -1,0 +1,190 @@
+//! Strided views of arena buffers: how the CPU holds values, so that rearrangements copy nothing.
+//!
+//! A buffer is written only while one view of it exists, or before it is handed out; afterwards it is read-only. Bool
+//! elements are bytes that are 0 or 1. Quantised values are always whole and row-major.
+
+use crate::arena::Buffer;
+use kiln_device::Host;
+use kiln_ir::{DType, Dims, MAX_RANK, Meta, Shape};
+use std::sync::Arc;
+
+/// A value: some elements of a buffer, in some order.
+#[derive(Clone)]
+pub struct View {
+    /// Where the elements are.
+    pub buffer: Arc<Shared>,
+    /// Their type.
+    pub dtype: DType,
+    /// Extents.
+    pub shape: Shape,
+    /// Distances in elements.
+    pub strides: Dims<isize>,
+    /// Place of the first element.
+    pub start: isize,
+}
+
+/// A buffer that reads can hold on to.
+pub struct Shared(pub Buffer);
+
+impl Host for Shared {
+    fn bytes(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+}
+
+impl View {
+    /// All of `buffer`, row-major.
+    pub fn whole(buffer: Arc<Shared>, meta: Meta) -> View {
+        View { buffer, dtype: meta.dtype, shape: meta.shape, strides: meta.shape.contiguous_strides(), start: 0 }
+    }
+
+    /// Dtype and shape.
+    pub fn meta(&self) -> Meta {
+        Meta { dtype: self.dtype, shape: self.shape }
+    }
+
+    /// How many elements it shows.
+    pub fn numel(&self) -> usize {
+        self.shape.numel()
+    }
+
+    /// Whether its elements lie one after another in row-major order.
+    pub fn is_dense(&self) -> bool {
+        let mut expected = 1isize;
+        for i in (0..self.shape.len()).rev() {
+            if self.shape[i] != 1 {
+                if self.strides[i] != expected {
+                    return self.shape.contains(&0);
+                }
+                expected *= self.shape[i] as isize;
+            }
+        }
+        true
+    }
+
+    /// Whether every element is the same place.
+    pub fn is_single(&self) -> bool {
+        (0..self.shape.len()).all(|i| self.shape[i] == 1 || self.strides[i] == 0)
+    }
+
+    /// The first element's address.
+    pub fn ptr<T>(&self) -> *mut T {
+        self.buffer.0.as_mut_ptr().cast::<T>().wrapping_offset(self.start)
+    }
+
+    /// Broadcast to a larger shape.
+    pub fn expanded(&self, shape: &Shape) -> View {
+        let lead = shape.len() - self.shape.len();
+        let stride = |i: usize| match i.checked_sub(lead) {
+            Some(own) if self.shape[own] == shape[i] => self.strides[own],
+            _ => 0,
+        };
+        View { shape: *shape, strides: Dims::collect((0..shape.len()).map(stride)), ..self.clone() }
+    }
+
+    /// The same elements under another shape without a copy, where strides can express it.
+    pub fn reshaped(&self, shape: &Shape) -> Option<View> {
+        if self.numel() == 0 || self.is_dense() {
+            return Some(View { shape: *shape, strides: shape.contiguous_strides(), ..self.clone() });
+        }
+        // Axes of both shapes are matched in runs of equal size; a run must be evenly strided to be cut anew.
+        let old: Vec<(usize, isize)> =
+            self.shape.iter().copied().zip(self.strides.iter().copied()).filter(|(d, _)| *d != 1).collect();
+        let mut strides = Dims::repeat(0isize, shape.len());
+        let (mut from, mut to) = (0, 0);
+        while from < old.len() {
+            let (mut end, mut size) = (from + 1, old[from].0);
+            let (first, mut wanted) = (to, 1usize);
+            while wanted < size || to == first {
+                wanted *= *shape.get(to)?;
+                to += 1;
+                while wanted > size {
+                    let (length, _) = *old.get(end)?;
+                    if old[end - 1].1 != old[end].1 * length as isize {
+                        return None;
+                    }
+                    size *= length;
+                    end += 1;
+                }
+            }
+            let mut stride = old[end - 1].1;
+            for axis in (first..to).rev() {
+                strides[axis] = stride;
+                stride *= shape[axis] as isize;
+            }
+            from = end;
+        }
+        Some(View { shape: *shape, strides, ..self.clone() })
+    }
+
+    /// The view with axes merged that lie one after another, for short loops.
+    pub fn walk(&self) -> Walk {
+        let mut walk = Walk { shape: [1; MAX_RANK], strides: [0; MAX_RANK], rank: 0 };
+        for i in 0..self.shape.len() {
+            let (length, stride) = (self.shape[i], self.strides[i]);
+            if length == 1 {
+                continue;
+            }
+            if walk.rank > 0 && walk.strides[walk.rank - 1] == stride * length as isize {
+                walk.shape[walk.rank - 1] *= length;
+                walk.strides[walk.rank - 1] = stride;
+                continue;
+            }
+            walk.shape[walk.rank] = length;
+            walk.strides[walk.rank] = stride;
+            walk.rank += 1;
+        }
+        walk
+    }
+}
+
+/// A merged order of elements.
+#[derive(Clone, Copy)]
+pub struct Walk {
+    shape: [usize; MAX_RANK],
+    strides: [isize; MAX_RANK],
+    rank: usize,
+}
+
+impl Walk {
+    /// Calls `f(at, offset, count, stride)` for the runs that make up the elements `from..from + len` in row-major
+    /// order: `count` elements from place `at` of the range on, whose offsets are `offset + i * stride`.
+    pub fn runs(&self, from: usize, len: usize, mut f: impl FnMut(usize, isize, usize, isize)) {
+        if len == 0 {
+            return;
+        }
+        if self.rank == 0 {
+            return f(0, 0, len, 0);
+        }
+        let inner = self.rank - 1;
+        let mut index = [0usize; MAX_RANK];
+        let (mut rest, mut offset) = (from, 0isize);
+        for axis in (0..self.rank).rev() {
+            index[axis] = rest % self.shape[axis];
+            rest /= self.shape[axis];
+            offset += index[axis] as isize * self.strides[axis];
+        }
+        let mut at = 0;
+        loop {
+            let count = (self.shape[inner] - index[inner]).min(len - at);
+            f(at, offset, count, self.strides[inner]);
+            at += count;
+            if at == len {
+                return;
+            }
+            offset -= index[inner] as isize * self.strides[inner];
+            index[inner] = 0;
+            let mut axis = inner;
+            while axis > 0 {
+                axis -= 1;
+                index[axis] += 1;
+                offset += self.strides[axis];
+                if index[axis] < self.shape[axis] {
+                    break;
+                }
+                offset -= index[axis] as isize * self.strides[axis];
+                index[axis] = 0;
+            }
+        }
+    }
+}

@@ -1,0 +1,81 @@
+//! Host bytes with their meta, shared without copying.
+
+use kiln_ir::Meta;
+use std::any::Any;
+use std::sync::Arc;
+
+/// Memory on the host that can be shared.
+pub trait Host: Any + Send + Sync {
+    /// All of it.
+    fn bytes(&self) -> &[u8];
+}
+
+impl Host for Vec<u8> {
+    fn bytes(&self) -> &[u8] {
+        self
+    }
+}
+
+/// A shared range of host memory.
+#[derive(Clone)]
+pub struct Bytes {
+    owner: Arc<dyn Host>,
+    start: usize,
+    len: usize,
+}
+
+impl Bytes {
+    /// All of `owner`.
+    pub fn new(owner: impl Host) -> Bytes {
+        let len = owner.bytes().len();
+        Bytes { owner: Arc::new(owner), start: 0, len }
+    }
+
+    /// A range of shared memory, which must lie within it.
+    pub fn shared(owner: Arc<dyn Host>, start: usize, len: usize) -> Bytes {
+        assert!(start.checked_add(len).is_some_and(|end| end <= owner.bytes().len()));
+        Bytes { owner, start, len }
+    }
+
+    /// The owner, if it is of type `T` and this is all of it.
+    pub fn whole<T: Host>(&self) -> Option<Arc<T>> {
+        if self.start != 0 || self.len != self.owner.bytes().len() {
+            return None;
+        }
+        let owner: Arc<dyn Any + Send + Sync> = self.owner.clone();
+        owner.downcast().ok()
+    }
+}
+
+impl std::ops::Deref for Bytes {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.owner.bytes()[self.start..self.start + self.len]
+    }
+}
+
+impl std::fmt::Debug for Bytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes", self.len)
+    }
+}
+
+/// A value on the host: row-major elements, little-endian, bool as 0 or 1, quantised values as packed blocks.
+#[derive(Clone, Debug)]
+pub struct Data {
+    /// Dtype and shape.
+    pub meta: Meta,
+    /// [`Meta::bytes`] bytes.
+    pub bytes: Bytes,
+}
+
+impl Data {
+    /// A value of these bytes.
+    ///
+    /// # Panics
+    /// If the number of bytes does not fit the meta.
+    pub fn new(meta: Meta, bytes: Bytes) -> Data {
+        assert_eq!(bytes.len(), meta.bytes(), "{meta} takes another number of bytes");
+        Data { meta, bytes }
+    }
+}

@@ -1,0 +1,58 @@
+//! What can go wrong outside the user's program, and what a poisoned value says when it is read.
+
+use crate::Origin;
+use kiln_ir::math::DivideError;
+use kiln_ir::{DType, Id, OpError};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// A failure that reaches the user as a value.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    /// The value was never computed: an operation failed, here or upstream.
+    #[error("{op}{} failed: {cause}", origin.map(|o| format!(" at {o}")).unwrap_or_default())]
+    Failed { op: String, origin: Option<Origin>, cause: Arc<Error> },
+    #[error(transparent)]
+    Op(#[from] OpError),
+    #[error("{op}: index {index} is out of range for an axis of length {length}")]
+    Index { op: String, index: i64, length: usize },
+    #[error("{op}: integer division {}", match error { DivideError::ByZero => "by zero", DivideError::Overflow => "overflows" })]
+    Divide { op: String, error: DivideError },
+    #[error("custom operation {op}: {message}")]
+    Custom { op: String, message: String },
+    #[error("{op} panicked: {message}")]
+    Panicked { op: String, message: String },
+    #[error("{op} is not supported by {device}")]
+    Unsupported { op: String, device: String },
+    #[error("out of memory: {asked} bytes asked, {free} of {limit} free")]
+    OutOfMemory { asked: usize, free: usize, limit: usize },
+    #[error("no answer after {0:?}")]
+    Timeout(Duration),
+    #[error("the device stopped before it answered")]
+    Stopped,
+    #[error("value {0} is not on this device")]
+    UnknownValue(Id),
+    #[error("the tensor holds {got}, not {want}")]
+    DType { want: DType, got: DType },
+    #[error("the tensor has {0} elements, not one")]
+    NotOne(usize),
+    #[error("no device has the id {0}")]
+    UnknownDevice(u32),
+    #[error("`{address}` is not a device address: {reason}")]
+    Address { address: String, reason: String },
+    #[error("{path}: {message}")]
+    File { path: String, message: String },
+    #[error("the recording is cut or damaged at byte {at}: {reason}")]
+    Recording { at: u64, reason: String },
+}
+
+impl Error {
+    /// The first failure: what made the operation fail.
+    pub fn root(&self) -> &Error {
+        match self {
+            Error::Failed { cause, .. } => cause.root(),
+            error => error,
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! What a device says about itself.
+
+use kiln_ir::DType;
+
+/// What a device is and can do.
+#[derive(Clone, PartialEq, Debug)]
+pub struct DeviceInfo {
+    /// Its kind, with decorators around it: `profile<cpu>`.
+    pub name: String,
+    /// How many devices of this kind there are to open.
+    pub count: usize,
+    /// What it can do with each dtype.
+    pub usage: Vec<(DType, Usage)>,
+    /// Names everything that decides the bits of a result; equal names, equal bits.
+    pub numerics: String,
+    /// Threads that compute.
+    pub threads: usize,
+}
+
+impl DeviceInfo {
+    /// What it can do with `dtype`.
+    pub fn usage(&self, dtype: DType) -> Usage {
+        self.usage.iter().find(|(d, _)| *d == dtype).map_or(Usage::NONE, |(_, u)| *u)
+    }
+}
+
+/// What a device can do with a dtype, as a set.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+pub struct Usage(u8);
+
+impl Usage {
+    /// Nothing.
+    pub const NONE: Usage = Usage(0);
+    /// Values can be stored and moved.
+    pub const STORAGE: Usage = Usage(1);
+    /// Values can be computed with.
+    pub const ARITHMETIC: Usage = Usage(2);
+    /// Computing with them uses hardware made for it.
+    pub const ACCELERATED: Usage = Usage(4);
+
+    /// Both sets together.
+    pub const fn and(self, other: Usage) -> Usage {
+        Usage(self.0 | other.0)
+    }
+
+    /// Whether all of `other` is in this set.
+    pub const fn has(self, other: Usage) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+impl std::fmt::Debug for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = [(Usage::STORAGE, "storage"), (Usage::ARITHMETIC, "arithmetic"), (Usage::ACCELERATED, "accelerated")];
+        f.debug_set().entries(names.iter().filter(|(u, _)| self.has(*u)).map(|(_, n)| n)).finish()
+    }
+}
+
+/// Bytes and values that a device holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Memory {
+    /// Bytes of buffers in use, persistent ones included.
+    pub live_bytes: usize,
+    /// Buffers in use.
+    pub live_buffers: usize,
+    /// Values that can be read.
+    pub values: usize,
+    /// Bytes kept for reuse.
+    pub cached_bytes: usize,
+    /// Bytes in use outside the arena.
+    pub persistent_bytes: usize,
+    /// The most bytes ever in use.
+    pub peak_bytes: usize,
+    /// Calls to the system allocator so far.
+    pub system_allocs: u64,
+    /// The most bytes it may hold.
+    pub limit: Option<usize>,
+}

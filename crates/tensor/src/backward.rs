@@ -1,0 +1,415 @@
+//! The walk backwards: from a result to every leaf, latest step first.
+//!
+//! Rules record ordinary nodes. A step is visited once, after every step that uses its results, because steps are
+//! numbered as they are made. A leaf is handed to the hook as soon as its last contribution is recorded, before the
+//! walk goes on, so that its consumer can start work meanwhile.
+
+use crate::tape::{self, Leaf, Link, Recorder, Rule, Saved, Step};
+use crate::{Device, Tensor};
+use kiln_device::Origin;
+use kiln_ir::{Binary, Op, Scalar, V};
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+impl Tensor {
+    /// A tensor of the same value whose gradient `backward` will give.
+    ///
+    /// # Panics
+    /// If its dtype is not a float.
+    #[track_caller]
+    pub fn requires_grad(self) -> Tensor {
+        assert!(self.dtype().is_float(), "requires_grad: only floats have gradients, not {}", self.dtype());
+        let leaf = Arc::new(Leaf { id: tape::number() });
+        Tensor { value: self.value, link: Some(Link::Leaf(leaf)) }
+    }
+
+    /// Whether it takes part in differentiation.
+    pub fn is_tracked(&self) -> bool {
+        self.link.is_some()
+    }
+
+    /// Whether its gradient was asked for by [`Tensor::requires_grad`].
+    pub fn is_leaf(&self) -> bool {
+        matches!(self.link, Some(Link::Leaf(_)))
+    }
+
+    /// The same value, outside differentiation.
+    pub fn detach(&self) -> Tensor {
+        Tensor { value: self.value.clone(), link: None }
+    }
+
+    /// The gradients of this one-element tensor with respect to every leaf it depends on. Saved values are released
+    /// on the way; see [`Tensor::differentiate`] to keep them.
+    ///
+    /// # Panics
+    /// If it is not tracked, has more than one element, or was differentiated before.
+    #[track_caller]
+    pub fn backward(&self) -> Gradients {
+        self.differentiate().run()
+    }
+
+    /// Like [`Tensor::backward`], from a given gradient of this tensor.
+    #[track_caller]
+    pub fn backward_with(&self, gradient: &Tensor) -> Gradients {
+        self.differentiate().from(gradient).run()
+    }
+
+    /// A backward with options.
+    pub fn differentiate(&self) -> Backward<'_> {
+        Backward { root: self, seed: None, keep: false, track: false, hook: None, wanted: Vec::new() }
+    }
+
+    fn leaf(&self) -> Option<u64> {
+        match &self.link {
+            Some(Link::Leaf(leaf)) => Some(leaf.id),
+            _ => None,
+        }
+    }
+}
+
+/// The gradients of `y` with respect to `xs`, tracked themselves so that they can be differentiated again. `xs` may be
+/// any tracked tensors; one that `y` does not depend on gets zeros.
+#[track_caller]
+pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
+    let mut walk = y.differentiate().track();
+    walk.wanted = xs.to_vec();
+    let gradients = walk.run();
+    xs.iter().map(|x| gradients.get(x).cloned().unwrap_or_else(|| x.detach().zeros_like())).collect()
+}
+
+/// Gradients by leaf.
+#[derive(Default)]
+pub struct Gradients {
+    leaves: FxHashMap<u64, Tensor>,
+    steps: FxHashMap<(u64, u32), Tensor>,
+}
+
+impl Gradients {
+    /// The gradient of a leaf, if the differentiated tensor depends on it.
+    pub fn get(&self, of: &Tensor) -> Option<&Tensor> {
+        match of.link.as_ref()? {
+            Link::Leaf(leaf) => self.leaves.get(&leaf.id),
+            Link::Step(step, out) => self.steps.get(&(step.number, *out)),
+        }
+    }
+
+    /// Takes the gradient of a leaf.
+    pub fn remove(&mut self, of: &Tensor) -> Option<Tensor> {
+        self.leaves.remove(&of.leaf()?)
+    }
+
+    /// Puts a gradient in the place of a leaf's, for hooks and clipping.
+    pub fn set(&mut self, of: &Tensor, gradient: Tensor) {
+        if let Some(id) = of.leaf() {
+            self.leaves.insert(id, gradient);
+        }
+    }
+
+    /// How many leaves have a gradient.
+    pub fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Whether no leaf has a gradient.
+    pub fn is_empty(&self) -> bool {
+        self.leaves.is_empty()
+    }
+}
+
+/// A backward that is being prepared.
+pub struct Backward<'a> {
+    root: &'a Tensor,
+    seed: Option<Tensor>,
+    keep: bool,
+    track: bool,
+    hook: Option<Hook<'a>>,
+    wanted: Vec<&'a Tensor>,
+}
+
+type Hook<'a> = Box<dyn FnMut(&LeafGradient<'_>) -> Option<Tensor> + 'a>;
+
+/// A leaf whose gradient is final.
+pub struct LeafGradient<'a> {
+    id: u64,
+    /// The gradient.
+    pub gradient: &'a Tensor,
+}
+
+impl LeafGradient<'_> {
+    /// Whether it is the gradient of this leaf.
+    pub fn is_of(&self, leaf: &Tensor) -> bool {
+        leaf.leaf() == Some(self.id)
+    }
+}
+
+impl<'a> Backward<'a> {
+    /// Starts from this gradient of the tensor instead of 1.
+    pub fn from(mut self, gradient: &Tensor) -> Self {
+        self.seed = Some(gradient.clone());
+        self
+    }
+
+    /// Keeps saved values, so that the tensor can be differentiated again.
+    pub fn keep(mut self) -> Self {
+        self.keep = true;
+        self
+    }
+
+    /// Makes gradients that can themselves be differentiated. Keeps saved values too.
+    pub fn track(mut self) -> Self {
+        self.track = true;
+        self.keep()
+    }
+
+    /// Calls `hook` for each leaf when its gradient is final, before the walk goes on. What it returns takes the
+    /// gradient's place.
+    pub fn on_ready(mut self, hook: impl FnMut(&LeafGradient<'_>) -> Option<Tensor> + 'a) -> Self {
+        self.hook = Some(Box::new(hook));
+        self
+    }
+
+    /// Walks.
+    #[track_caller]
+    pub fn run(self) -> Gradients {
+        let Some(link) = &self.root.link else {
+            panic!("backward: this tensor is not tracked: nothing it was made of requires a gradient")
+        };
+        let root = self.root.meta();
+        let seed = match &self.seed {
+            Some(seed) => {
+                assert!(seed.meta() == root, "backward: the gradient is {}, the tensor {root}", seed.meta());
+                if self.track { seed.clone() } else { seed.detach() }
+            }
+            None => {
+                assert!(root.shape.numel() == 1, "backward: {root} has more than one element; see backward_with");
+                let value = Scalar::from_f64(root.dtype, 1.0);
+                Tensor::create(Op::Full { shape: root.shape, value }, &self.root.device())
+            }
+        };
+        let mut walk = Walk {
+            keep: self.keep,
+            hook: self.hook,
+            heap: BinaryHeap::new(),
+            grads: FxHashMap::default(),
+            waiting: FxHashMap::default(),
+            counted: FxHashSet::default(),
+            wanted: self.wanted.iter().filter_map(|t| match &t.link {
+                Some(Link::Step(step, out)) => Some((step.number, *out)),
+                _ => None,
+            }).collect(),
+            done: Gradients::default(),
+        };
+        tape::with_grad(self.track, || {
+            walk.expect(link);
+            walk.contribute(link, seed);
+            walk.settle(link);
+            walk.run();
+        });
+        walk.done
+    }
+}
+
+struct Walk<'a> {
+    keep: bool,
+    hook: Option<Hook<'a>>,
+    /// Steps to visit, the latest on top.
+    heap: BinaryHeap<Visit>,
+    /// Gradients so far of the results of steps in the heap.
+    grads: FxHashMap<u64, SmallVec<[Option<Tensor>; 1]>>,
+    /// How many more contributions each leaf gets.
+    waiting: FxHashMap<u64, usize>,
+    /// Steps whose contributions are in `waiting`.
+    counted: FxHashSet<u64>,
+    wanted: Vec<(u64, u32)>,
+    done: Gradients,
+}
+
+struct Visit(Arc<Step>);
+
+impl Ord for Visit {
+    fn cmp(&self, other: &Visit) -> std::cmp::Ordering {
+        self.0.number.cmp(&other.0.number)
+    }
+}
+impl PartialOrd for Visit {
+    fn partial_cmp(&self, other: &Visit) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl PartialEq for Visit {
+    fn eq(&self, other: &Visit) -> bool {
+        self.0.number == other.0.number
+    }
+}
+impl Eq for Visit {}
+
+impl Walk<'_> {
+    /// Counts the contributions that every leaf reachable from `root` will get.
+    fn expect(&mut self, root: &Link) {
+        let mut links = vec![root];
+        while let Some(link) = links.pop() {
+            match link {
+                Link::Leaf(leaf) => *self.waiting.entry(leaf.id).or_default() += 1,
+                Link::Step(step, _) => {
+                    if self.counted.insert(step.number) {
+                        links.extend(step.links.iter().flatten());
+                    }
+                }
+            }
+        }
+    }
+
+    fn contribute(&mut self, link: &Link, gradient: Tensor) {
+        match link {
+            Link::Leaf(leaf) => {
+                let sum = match self.done.leaves.remove(&leaf.id) {
+                    Some(sum) => add(&sum, &gradient),
+                    None => gradient,
+                };
+                self.done.leaves.insert(leaf.id, sum);
+            }
+            Link::Step(step, out) => {
+                let heap = &mut self.heap;
+                let slots = self.grads.entry(step.number).or_insert_with(|| {
+                    heap.push(Visit(step.clone()));
+                    smallvec::smallvec![None; step.outs.len()]
+                });
+                let slot = &mut slots[*out as usize];
+                *slot = Some(match slot.take() {
+                    Some(sum) => add(&sum, &gradient),
+                    None => gradient,
+                });
+            }
+        }
+    }
+
+    /// One contribution fewer to wait for; the last one fires the hook.
+    fn settle(&mut self, link: &Link) {
+        let Link::Leaf(leaf) = link else { return };
+        let Some(left) = self.waiting.get_mut(&leaf.id) else { return };
+        *left -= 1;
+        if *left > 0 {
+            return;
+        }
+        let (Some(hook), Some(gradient)) = (&mut self.hook, self.done.leaves.get(&leaf.id)) else { return };
+        if let Some(other) = hook(&LeafGradient { id: leaf.id, gradient }) {
+            self.done.leaves.insert(leaf.id, other);
+        }
+    }
+
+    fn run(&mut self) {
+        while let Some(Visit(step)) = self.heap.pop() {
+            let key = step.number;
+            let grads = self.grads.remove(&key).unwrap_or_default();
+            for (out, grad) in grads.iter().enumerate() {
+                if let Some(grad) = grad
+                    && self.wanted.contains(&(key, out as u32))
+                {
+                    self.done.steps.insert((key, out as u32), grad.clone());
+                }
+            }
+            self.visit(&step, grads);
+        }
+    }
+
+    fn visit(&mut self, step: &Arc<Step>, grads: SmallVec<[Option<Tensor>; 1]>) {
+        match &step.rule {
+            Rule::Op(op) => self.visit_op(step, op, grads),
+            Rule::Custom(rule) => {
+                let gradients = rule(&grads);
+                assert!(gradients.len() == step.links.len(), "a custom derivative gave another number of gradients than operands");
+                for (i, gradient) in gradients.into_iter().enumerate() {
+                    let Some(link) = &step.links[i] else { continue };
+                    if let Some(gradient) = gradient {
+                        let want = step.ins[i];
+                        assert!(gradient.meta() == want, "a custom derivative gave {} for an operand of {want}", gradient.meta());
+                        self.contribute(link, gradient);
+                    }
+                    self.settle(link);
+                }
+            }
+            Rule::Again(again) => {
+                let Some(Some(gradient)) = grads.into_iter().next() else { return };
+                let result = tape::with_grad(true, again);
+                if let Some(link) = &result.link {
+                    self.expect(link);
+                    self.contribute(link, gradient);
+                }
+                // The step itself stood for one contribution to each leaf its function reaches.
+                for link in step.links.iter().flatten() {
+                    self.settle(link);
+                }
+            }
+        }
+    }
+
+    fn visit_op(&mut self, step: &Arc<Step>, op: &Op, grads: SmallVec<[Option<Tensor>; 1]>) {
+        let saved = self.saved(step);
+        let origin = Origin { backward: true, ..step.origin };
+        let recorder = Recorder::new(step.device.clone(), origin, []);
+        let grads: SmallVec<[Option<V<'_>>; 1]> = grads
+            .into_iter()
+            .zip(&step.outs)
+            .map(|(grad, meta)| grad.map(|grad| V::new(&recorder, recorder.push(Some(grad), *meta))))
+            .collect();
+        let ins: SmallVec<[V<'_>; 3]> = (saved.ins.into_iter().enumerate())
+            .map(|(i, value)| {
+                let tensor = value.map(|value| Tensor { value, link: step.links[i].clone() });
+                V::new(&recorder, recorder.push(tensor, step.ins[i]))
+            })
+            .collect();
+        let outs: SmallVec<[V<'_>; 1]> = (saved.outs.into_iter().enumerate())
+            .map(|(i, value)| {
+                let tensor = value.map(|value| Tensor { value, link: Some(Link::Step(step.clone(), i as u32)) });
+                V::new(&recorder, recorder.push(tensor, step.outs[i]))
+            })
+            .collect();
+        let rule = kiln_grad::Rule { grads: &grads, ins: &ins, outs: &outs };
+        for (i, link) in step.links.iter().enumerate() {
+            let Some(link) = link else { continue };
+            if let Some(gradient) = kiln_grad::gradient(op, &rule, i) {
+                self.contribute(link, recorder.tensor(gradient.key()));
+            }
+            self.settle(link);
+        }
+    }
+
+    fn saved(&self, step: &Step) -> Saved {
+        let mut saved = step.saved.lock().unwrap_or_else(|e| e.into_inner());
+        let taken = if self.keep { saved.clone() } else { saved.take() };
+        taken.unwrap_or_else(|| {
+            panic!("backward: this graph was differentiated before and its saved values are released; \
+                    use differentiate().keep() the first time (step recorded at {})", step.origin)
+        })
+    }
+}
+
+/// A gradient that is the sum of two.
+fn add(a: &Tensor, b: &Tensor) -> Tensor {
+    Tensor::one(Op::Binary(Binary::Add), &[a, b])
+}
+
+impl Tensor {
+    /// The same value on another device.
+    pub fn to_device(&self, device: &Device) -> Result<Tensor, kiln_device::Error> {
+        if self.value.device() == device {
+            return Ok(self.clone());
+        }
+        let moved = Tensor::from_data(self.to_data()?, device);
+        Ok(match (&self.link, tape::is_grad_enabled()) {
+            (Some(_), true) => {
+                let home = self.device();
+                crate::checkpoint::attach(&[self], moved, Box::new(move |grads| {
+                    let back = |g: &Tensor| match g.to_device(&home) {
+                        Ok(moved) => moved,
+                        Err(e) => panic!("a gradient of {} could not be moved to {home}: {e}", g.meta()),
+                    };
+                    vec![grads[0].as_ref().map(back)]
+                }))
+            }
+            _ => moved,
+        })
+    }
+}

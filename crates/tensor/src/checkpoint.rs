@@ -1,0 +1,124 @@
+//! Derivatives of the user's own making: `custom_grad`, and `checkpoint`, which recomputes instead of keeping.
+
+use crate::random;
+use crate::tape::{self, CustomRule, Link, Rule, Saved, Step};
+use crate::{Gradients, Tensor};
+use kiln_device::Origin;
+use smallvec::{SmallVec, smallvec};
+use std::sync::{Arc, Mutex};
+
+/// The result of `f`, of which nothing inside is kept for backward: it runs once more there. Random numbers are drawn
+/// again as they were. `f` may capture tracked tensors such as weights; they get their gradients too.
+///
+/// ```
+/// # use kiln_tensor::*;
+/// let x = Tensor::from_vec(vec![0.5f32, 1.0], [2], &Device::cpu()).requires_grad();
+/// let y = checkpoint(&x, |x| x.exp().sin());
+/// let grads = y.sum(()).backward();
+/// assert!(grads.get(&x).is_some());
+/// ```
+#[track_caller]
+pub fn checkpoint(x: &Tensor, f: impl Fn(&Tensor) -> Tensor + Send + Sync + 'static) -> Tensor {
+    let origin = Origin::here();
+    let generator = random::current();
+    let y = f(x);
+    if !tape::is_grad_enabled() {
+        return y.detach();
+    }
+    let Some(link) = &y.link else { return y };
+    let links = frontier(link, x.link.as_ref());
+    let x = x.clone();
+    let again = Box::new(move || random::with_generator(generator.clone(), || f(&x)));
+    attach_rule(links, y.detach(), Rule::Again(again), origin)
+}
+
+/// `y`, with `derivative` giving the gradients of `inputs` (in order; `None` for none) from the gradient of `y`. Compute
+/// `y` under [`crate::no_grad`], or from detached tensors.
+///
+/// ```
+/// # use kiln_tensor::*;
+/// let x = Tensor::from_vec(vec![-1.0f32, 2.0], [2], &Device::cpu()).requires_grad();
+/// // Rounding whose gradient passes straight through.
+/// let y = custom_grad(&[&x], x.detach().round(), |g| vec![Some(g.clone())]);
+/// assert_eq!(y.sum(()).backward().get(&x).unwrap().to_vec::<f32>().unwrap(), [1.0, 1.0]);
+/// ```
+#[track_caller]
+pub fn custom_grad(
+    inputs: &[&Tensor],
+    y: Tensor,
+    derivative: impl Fn(&Tensor) -> Vec<Option<Tensor>> + Send + Sync + 'static,
+) -> Tensor {
+    let count = inputs.len();
+    attach(inputs, y, Box::new(move |grads| match &grads[0] {
+        Some(gradient) => derivative(gradient),
+        None => vec![None; count],
+    }))
+}
+
+/// `y` as the result of a step with this rule.
+#[track_caller]
+pub(crate) fn attach(inputs: &[&Tensor], y: Tensor, rule: CustomRule) -> Tensor {
+    let links: SmallVec<[Option<Link>; 2]> = inputs.iter().map(|t| t.link.clone()).collect();
+    if !tape::is_grad_enabled() || links.iter().all(Option::is_none) {
+        return y.detach();
+    }
+    let mut y = attach_rule(links, y.detach(), Rule::Custom(rule), Origin::here());
+    if let Some(Link::Step(step, _)) = &mut y.link
+        && let Some(step) = Arc::get_mut(step)
+    {
+        step.ins = inputs.iter().map(|t| t.meta()).collect();
+    }
+    y
+}
+
+fn attach_rule(links: SmallVec<[Option<Link>; 2]>, y: Tensor, rule: Rule, origin: Origin) -> Tensor {
+    let step = Step {
+        number: tape::number(),
+        rule,
+        links,
+        ins: SmallVec::new(),
+        outs: smallvec![y.meta()],
+        device: y.device(),
+        origin,
+        saved: Mutex::new(Some(Saved::default())),
+    };
+    Tensor { value: y.value, link: Some(Link::Step(Arc::new(step), 0)) }
+}
+
+/// The links at which the graph below `root` leaves a checkpointed function: leaves, and the function's operand.
+fn frontier(root: &Link, operand: Option<&Link>) -> SmallVec<[Option<Link>; 2]> {
+    let mut seen = rustc_hash::FxHashSet::default();
+    let mut out: SmallVec<[Option<Link>; 2]> = SmallVec::new();
+    let mut links = vec![root];
+    let stop = match operand {
+        Some(Link::Step(step, _)) => Arc::as_ptr(step) as usize,
+        _ => 0,
+    };
+    while let Some(link) = links.pop() {
+        match link {
+            Link::Leaf(leaf) => {
+                if seen.insert(Arc::as_ptr(leaf) as usize) {
+                    out.push(Some(link.clone()));
+                }
+            }
+            Link::Step(step, _) => {
+                let key = Arc::as_ptr(step) as usize;
+                if seen.insert(key) {
+                    if key == stop {
+                        out.push(Some(link.clone()));
+                    } else {
+                        links.extend(step.links.iter().flatten());
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+impl Gradients {
+    /// The gradient of a leaf, or zeros if the differentiated tensor does not depend on it.
+    pub fn get_or_zeros(&self, of: &Tensor) -> Tensor {
+        self.get(of).cloned().unwrap_or_else(|| of.detach().zeros_like())
+    }
+}

@@ -1,0 +1,196 @@
+//! Parts of a tensor: ranges, steps and single indices along its axes.
+
+use crate::Tensor;
+use kiln_ir::{AxisSet, Move, Op};
+use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
+
+impl Tensor {
+    /// The elements from `start` on, `length` of them, along an axis. A negative start counts from the end.
+    #[track_caller]
+    pub fn narrow(&self, axis: isize, start: isize, length: usize) -> Tensor {
+        let at = self.axis("narrow", axis);
+        let extent = self.shape()[at];
+        let from = if start < 0 { start + extent as isize } else { start };
+        let fits = from >= 0 && (from as usize).checked_add(length).is_some_and(|end| end <= extent);
+        assert!(fits, "narrow: {length} elements from {start} do not lie within axis {axis} of shape {:?}", self.shape());
+        cut(self, at, from as usize, from as usize + length, 1)
+    }
+
+    /// Every `step`-th element of `start..end` along an axis. Bounds count from the end if negative and are held to
+    /// the axis, as in Python; an empty range gives an empty axis.
+    #[track_caller]
+    pub fn slice(&self, axis: isize, start: isize, end: isize, step: usize) -> Tensor {
+        let axis = self.axis("slice", axis);
+        let (start, end) = bounds(self.shape()[axis], Some(start), Some(end));
+        cut(self, axis, start, end, step)
+    }
+
+    /// A copy with every `step`-th element of `start..end` along an axis replaced by `value`, which broadcasts and
+    /// takes this tensor's dtype.
+    #[track_caller]
+    pub fn slice_assign(&self, axis: isize, start: isize, end: isize, step: usize, value: &Tensor) -> Tensor {
+        let axis = self.axis("slice_assign", axis);
+        assert!(step > 0, "slice_assign: the step is 0");
+        let (start, end) = bounds(self.shape()[axis], Some(start), Some(end));
+        let mut shape = self.shape();
+        shape[axis] = (end - start).div_ceil(step);
+        let value = value.to_dtype(self.dtype().unpacked()).broadcast_to(shape);
+        Tensor::one(Op::Move(Move::Assign { axis: axis as u8, start, end, step }), &[self, &value])
+    }
+
+    /// A part of the tensor: one [`Cut`] for each leading axis, as a tuple. An integer drops its axis, a range keeps
+    /// it, [`by`] adds a step.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let x = Tensor::arange(0, 24, 1, &Device::cpu()).reshape([2, 3, 4]);
+    /// assert_eq!(x.get((-1, 1.., by(.., 2))).to_vec::<i64>().unwrap(), [16, 18, 20, 22]);
+    /// assert_eq!(x.get(0).shape()[..], [3, 4]);
+    /// ```
+    #[track_caller]
+    pub fn get(&self, cuts: impl Cuts) -> Tensor {
+        let (mut out, mut dropped) = (self.clone(), AxisSet::default());
+        let cuts = cuts.list();
+        assert!(cuts.len() <= self.rank(), "get: {} cuts of shape {:?}", cuts.len(), self.shape());
+        for (axis, part) in cuts.into_iter().enumerate() {
+            let extent = self.shape()[axis];
+            match part {
+                Cut::At(index) => {
+                    let at = if index < 0 { index + extent as isize } else { index };
+                    let fits = (0..extent as isize).contains(&at);
+                    assert!(fits, "get: index {index} is out of range for axis {axis} of shape {:?}", self.shape());
+                    out = cut(&out, axis, at as usize, at as usize + 1, 1);
+                    dropped = dropped.with(axis);
+                }
+                Cut::Range { start, end, step } => {
+                    let (start, end) = bounds(extent, start, end);
+                    out = cut(&out, axis, start, end, step);
+                }
+            }
+        }
+        let shape = out.shape().reduced(dropped, false);
+        out.reshape(shape)
+    }
+}
+
+/// `start..end` by `step`, which lie within the axis.
+#[track_caller]
+pub(super) fn cut(x: &Tensor, axis: usize, start: usize, end: usize, step: usize) -> Tensor {
+    if (start, end, step) == (0, x.shape()[axis], 1) {
+        return x.clone();
+    }
+    Tensor::one(Op::Move(Move::Slice { axis: axis as u8, start, end, step }), &[x])
+}
+
+/// Python's bounds of a slice: negative ones count from the end, all are held to the axis.
+fn bounds(extent: usize, start: Option<isize>, end: Option<isize>) -> (usize, usize) {
+    let held = |bound: isize| match bound < 0 {
+        true => extent.saturating_sub(bound.unsigned_abs()),
+        false => (bound as usize).min(extent),
+    };
+    let (start, end) = (start.map_or(0, held), end.map_or(extent, held));
+    (start, end.max(start))
+}
+
+/// What is taken of an axis.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Cut {
+    /// One index; the axis is dropped. Negative ones count from the end.
+    At(isize),
+    /// Every `step`-th element of a range, with Python's meaning of negative and missing bounds.
+    Range {
+        /// First index.
+        start: Option<isize>,
+        /// One past the last index.
+        end: Option<isize>,
+        /// Distance, at least 1.
+        step: usize,
+    },
+}
+
+/// Every `step`-th element of a range.
+///
+/// # Panics
+/// If the step is 0, or `range` is a single index.
+#[track_caller]
+pub fn by(range: impl Into<Cut>, step: usize) -> Cut {
+    assert!(step > 0, "by: the step is 0");
+    match range.into() {
+        Cut::Range { start, end, step: inner } => Cut::Range { start, end, step: inner * step },
+        Cut::At(index) => panic!("by: {index} is not a range"),
+    }
+}
+
+/// One or several [`Cut`]s: an integer, a range, [`by`], or a tuple of those.
+pub trait Cuts {
+    /// The cuts, for the leading axes in order.
+    fn list(self) -> Vec<Cut>;
+}
+
+impl Cuts for &[Cut] {
+    fn list(self) -> Vec<Cut> {
+        self.to_vec()
+    }
+}
+
+impl Cuts for Cut {
+    fn list(self) -> Vec<Cut> {
+        vec![self]
+    }
+}
+
+impl From<RangeFull> for Cut {
+    fn from(_: RangeFull) -> Cut {
+        Cut::Range { start: None, end: None, step: 1 }
+    }
+}
+
+impl Cuts for RangeFull {
+    fn list(self) -> Vec<Cut> {
+        vec![self.into()]
+    }
+}
+
+/// One past an included end; past -1 there is nothing but the end of the axis.
+fn past(end: isize) -> Option<isize> {
+    if end == -1 { None } else { Some(end + 1) }
+}
+
+macro_rules! cuts {
+    ($($t:ty)*) => {$(
+        cuts!(@one $t, |i| Cut::At(i as isize));
+        cuts!(@one Range<$t>, |r| Cut::Range { start: Some(r.start as isize), end: Some(r.end as isize), step: 1 });
+        cuts!(@one RangeFrom<$t>, |r| Cut::Range { start: Some(r.start as isize), end: None, step: 1 });
+        cuts!(@one RangeTo<$t>, |r| Cut::Range { start: None, end: Some(r.end as isize), step: 1 });
+        cuts!(@one RangeInclusive<$t>, |r| Cut::Range { start: Some(*r.start() as isize), end: past(*r.end() as isize), step: 1 });
+        cuts!(@one RangeToInclusive<$t>, |r| Cut::Range { start: None, end: past(r.end as isize), step: 1 });
+    )*};
+    (@one $t:ty, |$x:ident| $cut:expr) => {
+        impl From<$t> for Cut {
+            fn from($x: $t) -> Cut {
+                $cut
+            }
+        }
+        impl Cuts for $t {
+            fn list(self) -> Vec<Cut> {
+                vec![self.into()]
+            }
+        }
+    };
+}
+cuts!(isize i32 usize);
+
+macro_rules! tuples {
+    ($($($name:ident)*;)*) => {$(
+        impl<$($name: Into<Cut>),*> Cuts for ($($name,)*) {
+            #[allow(non_snake_case)]
+            fn list(self) -> Vec<Cut> {
+                let ($($name,)*) = self;
+                vec![$($name.into()),*]
+            }
+        }
+    )*};
+}
+tuples! {
+    A; A B; A B C; A B C D; A B C D E; A B C D E F; A B C D E F G; A B C D E F G H;
+}

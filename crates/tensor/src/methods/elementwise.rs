@@ -1,0 +1,145 @@
+//! Elementwise methods beyond the tables: conversion, choice, and activations with parameters.
+
+use crate::operators::Operand;
+use crate::{DType, Number, Tensor};
+use kiln_ir::{Binary, Op};
+
+impl Tensor {
+    /// The elements as another dtype. Floats are rounded to nearest, cut towards 0 on the way to integers, and packed
+    /// on the way to quantised dtypes; to bool means "is not 0".
+    #[track_caller]
+    pub fn to_dtype(&self, dtype: DType) -> Tensor {
+        let from = self.dtype();
+        if from == dtype {
+            return self.clone();
+        }
+        // Packed values are read and written as floats only.
+        if dtype.is_quantised() && !from.is_float() || from.is_quantised() && !dtype.is_float() {
+            return Tensor::one(Op::Cast(DType::F32), &[self]).to_dtype(dtype);
+        }
+        Tensor::one(Op::Cast(dtype), &[self])
+    }
+
+    /// `a` where this bool tensor holds, else `b`; all three broadcast. What is not chosen gets a gradient of 0, even
+    /// where it is NaN.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let x = Tensor::from_slice(&[-1.0f32, 4.0], [2], &Device::cpu());
+    /// let y = x.gt(0.0).select(&x.sqrt(), &x);
+    /// assert_eq!(y.to_vec::<f32>().unwrap(), [-1.0, 2.0]);
+    /// ```
+    #[track_caller]
+    pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let dtype = b.meet(a).1;
+        Tensor::one(Op::Select, &[self, &a.to_dtype(dtype), &b.to_dtype(dtype)])
+    }
+
+    /// `value` where `mask` holds, else this tensor.
+    #[track_caller]
+    pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Number>) -> Tensor {
+        Tensor::one(Op::Select, &[mask, &self.constant(value), self])
+    }
+
+    /// The elements held between two bounds, either of which may be missing. Where the bounds cross, the upper one
+    /// wins. At a bound and beyond it the gradient is 0.
+    #[track_caller]
+    pub fn clamp<N: Into<Number>>(&self, min: Option<N>, max: Option<N>) -> Tensor {
+        let (min, max) = (min.map(N::into), max.map(N::into));
+        let dtype = [min, max].into_iter().flatten().fold(self.dtype(), |dtype, bound| bound.meets(dtype));
+        let x = self.to_dtype(dtype);
+        let (mut held, mut inside) = (x.detach(), None::<Tensor>);
+        let both = |a: Option<Tensor>, b: Tensor| Some(match a {
+            Some(a) => Tensor::one(Op::Binary(Binary::And), &[&a, &b]),
+            None => b,
+        });
+        if let Some(min) = min {
+            held = held.maximum(min);
+            inside = both(inside, x.gt(min));
+        }
+        if let Some(max) = max {
+            held = held.minimum(max);
+            inside = both(inside, x.lt(max));
+        }
+        match inside {
+            Some(inside) => inside.select(&x, &held),
+            None => x,
+        }
+    }
+
+    /// x where it is positive, else `slope * x`.
+    #[track_caller]
+    pub fn leaky_relu(&self, slope: f64) -> Tensor {
+        self.gt(0).select(self, &(self * slope))
+    }
+
+    /// x where it is positive, else `alpha * (exp(x) - 1)`.
+    #[track_caller]
+    pub fn elu(&self, alpha: f64) -> Tensor {
+        let positive = self.gt(0);
+        // A large x would overflow in the branch that is not taken.
+        let safe = self.masked_fill(&positive, 0);
+        positive.select(self, &(safe.expm1() * alpha))
+    }
+
+    /// `log(1 + exp(beta * x)) / beta`, and x itself where `beta * x` is above `threshold`.
+    #[track_caller]
+    pub fn softplus_with(&self, beta: f64, threshold: f64) -> Tensor {
+        let scaled = self * beta;
+        let linear = scaled.gt(threshold);
+        let safe = scaled.masked_fill(&linear, 0);
+        linear.select(self, &(safe.exp().log1p() / beta))
+    }
+
+    /// Whether both are not 0.
+    #[track_caller]
+    pub fn logical_and(&self, other: &Tensor) -> Tensor {
+        Tensor::one(Op::Binary(Binary::And), &[&self.truth(), &other.truth()])
+    }
+
+    /// Whether at least one is not 0.
+    #[track_caller]
+    pub fn logical_or(&self, other: &Tensor) -> Tensor {
+        Tensor::one(Op::Binary(Binary::Or), &[&self.truth(), &other.truth()])
+    }
+
+    /// Whether exactly one is not 0.
+    #[track_caller]
+    pub fn logical_xor(&self, other: &Tensor) -> Tensor {
+        Tensor::one(Op::Binary(Binary::Xor), &[&self.truth(), &other.truth()])
+    }
+
+    /// Whether it is 0.
+    #[track_caller]
+    pub fn logical_not(&self) -> Tensor {
+        self.truth().bitwise_not()
+    }
+
+    /// Whether it is not 0, of any dtype; NaN is not 0.
+    #[track_caller]
+    pub(super) fn truth(&self) -> Tensor {
+        if self.dtype() == DType::Bool { self.clone() } else { self.ne(0) }
+    }
+
+    /// A number of this tensor's dtype and device, rank 0.
+    #[track_caller]
+    pub(super) fn constant(&self, value: impl Into<Number>) -> Tensor {
+        Tensor::full([], value, self.dtype().unpacked(), self.value.device())
+    }
+
+    /// Half-precision floats as f32, so that what is composed of several operations rounds once.
+    #[track_caller]
+    pub(super) fn widened(&self) -> Tensor {
+        match self.dtype() {
+            DType::F16 | DType::BF16 => self.to_dtype(DType::F32),
+            _ => self.clone(),
+        }
+    }
+
+    /// The square root with a gradient of 0, not infinity, at 0.
+    #[track_caller]
+    pub(super) fn sqrt_flat_at_zero(&self) -> Tensor {
+        let zero = self.eq(0);
+        self.masked_fill(&zero, 1).sqrt().masked_fill(&zero, 0)
+    }
+}

@@ -1,0 +1,74 @@
+//! Sorting, and what needs it.
+
+use crate::{DType, Error, Tensor};
+use kiln_ir::Op;
+
+impl Tensor {
+    /// The elements along an axis in order, and the i64 indices they come from. Equal elements stay in their order;
+    /// NaN is above everything.
+    #[track_caller]
+    pub fn sort(&self, axis: isize, descending: bool) -> (Tensor, Tensor) {
+        let at = self.any_axis("sort", axis);
+        let take = self.shape().get(at).copied().unwrap_or(1);
+        sorted(self, at, descending, take)
+    }
+
+    /// The i64 indices that sort an axis; see [`Tensor::sort`].
+    #[track_caller]
+    pub fn argsort(&self, axis: isize, descending: bool) -> Tensor {
+        self.detach().sort(axis, descending).1
+    }
+
+    /// The `k` largest (or smallest) elements along an axis in order, and the i64 indices they come from.
+    #[track_caller]
+    pub fn topk(&self, k: usize, axis: isize, largest: bool) -> (Tensor, Tensor) {
+        let at = self.any_axis("topk", axis);
+        let extent = self.shape().get(at).copied().unwrap_or(1);
+        assert!(k <= extent, "topk: {k} elements of axis {axis} of shape {:?}", self.shape());
+        sorted(self, at, largest, k)
+    }
+
+    /// The places of the elements that are not 0, in order: i64 `[count, rank]`. Waits for the count.
+    pub fn nonzero(&self) -> Result<Tensor, Error> {
+        let places = places(&self.detach().truth())?;
+        let shape = self.shape();
+        let mut columns = Vec::with_capacity(shape.len());
+        let mut inner = self.numel();
+        for &extent in shape.iter() {
+            // Where an extent is 0 there are no places, and nothing to divide.
+            let extent = extent.max(1);
+            inner = (inner / extent).max(1);
+            columns.push(places.floor_divide(inner).remainder(extent));
+        }
+        Ok(match columns.is_empty() {
+            true => Tensor::full([places.numel(), 0], 0, DType::I64, self.value.device()),
+            false => Tensor::stack(&columns, 1),
+        })
+    }
+
+    /// The elements where `mask` holds, in order, rank 1; the two broadcast. Waits for their count.
+    pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor, Error> {
+        let shape = kiln_ir::broadcast(&self.shape(), &mask.shape());
+        let Some(shape) = shape else {
+            panic!("masked_select: shapes {:?} and {:?} do not fit together", self.shape(), mask.shape())
+        };
+        let places = places(&mask.detach().truth().broadcast_to(shape))?;
+        Ok(self.broadcast_to(shape).reshape([shape.numel()]).taken(0, &places))
+    }
+}
+
+#[track_caller]
+fn sorted(x: &Tensor, axis: usize, descending: bool, take: usize) -> (Tensor, Tensor) {
+    let mut outs = Tensor::apply(Op::Sort { axis: axis as u8, descending, take }, &[&x.lifted()]).into_iter();
+    let (Some(mut values), Some(mut indices)) = (outs.next(), outs.next()) else { unreachable!() };
+    if x.rank() == 0 && take == 1 {
+        (values, indices) = (values.reshape(()), indices.reshape(()));
+    }
+    (values, indices)
+}
+
+/// The flat places where a bool tensor holds: a stable sort brings them to the front.
+fn places(mask: &Tensor) -> Result<Tensor, Error> {
+    let count = mask.sum(()).item::<i64>()? as usize;
+    Ok(sorted(&mask.reshape([mask.numel()]), 0, true, count).1)
+}

@@ -1,0 +1,118 @@
+//! Reductions and running reductions. Each comes twice: `sum` drops the reduced axes, `sum_keepdim` keeps them as 1.
+
+use super::Axes;
+use crate::{DType, Tensor};
+use kiln_ir::{AxisSet, Op, ReduceKind, ScanKind};
+
+macro_rules! reductions {
+    ($($kind:ident $name:ident $keep:ident $doc:literal;)*) => {
+        impl Tensor {
+            $(
+                #[doc = $doc]
+                #[track_caller]
+                pub fn $name(&self, axes: impl Into<Axes>) -> Tensor {
+                    reduce(ReduceKind::$kind, stringify!($name), self, &axes.into(), false)
+                }
+
+                #[doc = concat!("Like [`Tensor::", stringify!($name), "`], with the reduced axes kept as 1.")]
+                #[track_caller]
+                pub fn $keep(&self, axes: impl Into<Axes>) -> Tensor {
+                    reduce(ReduceKind::$kind, stringify!($name), self, &axes.into(), true)
+                }
+            )*
+        }
+    };
+}
+reductions! {
+    Sum sum sum_keepdim "The sum over axes. Integers and bool are summed as i64.";
+    Mean mean mean_keepdim "The mean over axes, of floats.";
+    Prod prod prod_keepdim "The product over axes. Integers and bool are multiplied as i64.";
+    Max amax amax_keepdim "The largest element over axes; NaN if one is. Ties share the gradient evenly.";
+    Min amin amin_keepdim "The smallest element over axes; NaN if one is. Ties share the gradient evenly.";
+    Any any any_keepdim "Whether an element over axes is not 0.";
+    All all all_keepdim "Whether no element over axes is 0.";
+}
+
+#[track_caller]
+fn reduce(kind: ReduceKind, name: &str, x: &Tensor, axes: &Axes, keep: bool) -> Tensor {
+    let axes = axes.set(name, x);
+    let x = match kind {
+        ReduceKind::Sum | ReduceKind::Prod => summable(x),
+        ReduceKind::Any | ReduceKind::All => x.truth(),
+        ReduceKind::Mean | ReduceKind::Max | ReduceKind::Min | ReduceKind::ArgMax | ReduceKind::ArgMin => x.clone(),
+    };
+    Tensor::one(Op::Reduce { kind, axes, keep }, &[&x])
+}
+
+/// Narrow integers and bool as i64, so that sums do not wrap.
+#[track_caller]
+fn summable(x: &Tensor) -> Tensor {
+    match x.dtype().unpacked() {
+        dtype if dtype.is_float() || dtype == DType::U64 => x.clone(),
+        _ => x.to_dtype(DType::I64),
+    }
+}
+
+impl Tensor {
+    /// The i64 index of the first largest element along an axis, or in the flattened tensor for `None`. NaN counts as
+    /// largest.
+    #[track_caller]
+    pub fn argmax(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        arg(ReduceKind::ArgMax, "argmax", self, axis.into(), false)
+    }
+
+    /// Like [`Tensor::argmax`], with the reduced axes kept as 1.
+    #[track_caller]
+    pub fn argmax_keepdim(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        arg(ReduceKind::ArgMax, "argmax", self, axis.into(), true)
+    }
+
+    /// The i64 index of the first smallest element along an axis, or in the flattened tensor for `None`. NaN counts as
+    /// smallest.
+    #[track_caller]
+    pub fn argmin(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        arg(ReduceKind::ArgMin, "argmin", self, axis.into(), false)
+    }
+
+    /// Like [`Tensor::argmin`], with the reduced axes kept as 1.
+    #[track_caller]
+    pub fn argmin_keepdim(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        arg(ReduceKind::ArgMin, "argmin", self, axis.into(), true)
+    }
+
+    /// The sum of each element and all before it along an axis. Integers and bool are summed as i64.
+    #[track_caller]
+    pub fn cumsum(&self, axis: isize) -> Tensor {
+        scan(ScanKind::Sum, "cumsum", self, axis)
+    }
+
+    /// The product of each element and all before it along an axis. Integers and bool are multiplied as i64.
+    #[track_caller]
+    pub fn cumprod(&self, axis: isize) -> Tensor {
+        scan(ScanKind::Prod, "cumprod", self, axis)
+    }
+}
+
+#[track_caller]
+fn arg(kind: ReduceKind, name: &str, x: &Tensor, axis: Option<isize>, keep: bool) -> Tensor {
+    let one = |x: &Tensor, axis: usize| {
+        Tensor::one(Op::Reduce { kind, axes: AxisSet::one(axis), keep: false }, &[x])
+    };
+    match axis {
+        Some(axis) => {
+            let axis = x.any_axis(name, axis);
+            let shape = x.shape().reduced(AxisSet::one(axis), keep);
+            one(&x.lifted(), axis).reshape(shape)
+        }
+        None => {
+            let shape = x.shape().reduced(AxisSet::all(x.rank()), keep);
+            one(&x.reshape([x.numel()]), 0).reshape(shape)
+        }
+    }
+}
+
+#[track_caller]
+fn scan(kind: ScanKind, name: &str, x: &Tensor, axis: isize) -> Tensor {
+    let axis = x.any_axis(name, axis) as u8;
+    Tensor::one(Op::Scan { kind, axis, reverse: false }, &[&summable(x).lifted()]).reshape(x.shape())
+}

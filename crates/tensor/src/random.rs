@@ -1,0 +1,117 @@
+//! Random streams. A generator lives on the recording side: each draw takes a key and the next offset into its node,
+//! so that devices hold no state and a replayed node draws the same numbers.
+
+use crate::{DType, Device, Number, Shape, Tensor};
+use kiln_ir::{Op, RandomKind, philox};
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// A stream of random numbers, named by a seed and a path of words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Generator {
+    key: u64,
+    offset: u64,
+}
+
+impl Generator {
+    /// The stream of a seed.
+    pub fn new(seed: u64) -> Generator {
+        Generator { key: philox::derive(0, &[seed]), offset: 0 }
+    }
+
+    /// The stream at a path below this one, such as `[step, shard]`: unrelated to it and to every other path.
+    pub fn child(&self, path: &[u64]) -> Generator {
+        Generator { key: philox::derive(self.key, path), offset: 0 }
+    }
+
+    fn next(&mut self) -> (u64, u64) {
+        self.offset += 1;
+        (self.key, self.offset - 1)
+    }
+}
+
+static SEED: AtomicU64 = AtomicU64::new(0);
+
+thread_local! {
+    static CURRENT: RefCell<Option<Generator>> = const { RefCell::new(None) };
+}
+
+/// Starts this thread's stream, and that of every thread which has not drawn yet, from `seed`.
+pub fn seed(seed: u64) {
+    SEED.store(seed, Ordering::Relaxed);
+    CURRENT.set(Some(Generator::new(seed)));
+}
+
+/// Runs `f` with its random numbers drawn from `generator`.
+pub fn with_generator<T>(generator: Generator, f: impl FnOnce() -> T) -> T {
+    struct Restore(Option<Generator>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            CURRENT.set(self.0.take());
+        }
+    }
+    let _restore = Restore(CURRENT.replace(Some(generator)));
+    f()
+}
+
+/// The state of this thread's stream.
+pub(crate) fn current() -> Generator {
+    CURRENT.with_borrow_mut(|current| current.get_or_insert_with(|| Generator::new(SEED.load(Ordering::Relaxed))).clone())
+}
+
+fn draw() -> (u64, u64) {
+    CURRENT.with_borrow_mut(|current| {
+        current.get_or_insert_with(|| Generator::new(SEED.load(Ordering::Relaxed))).next()
+    })
+}
+
+#[track_caller]
+fn random(kind: RandomKind, shape: Shape, dtype: DType, device: &Device) -> Tensor {
+    let (key, offset) = draw();
+    Tensor::create(Op::Random { kind, shape, dtype, key, offset }, device)
+}
+
+impl Tensor {
+    /// Uniform in [0, 1), f32.
+    #[track_caller]
+    pub fn rand(shape: impl Into<Shape>, device: &Device) -> Tensor {
+        Tensor::rand_as(shape, DType::F32, device)
+    }
+
+    /// Uniform in [0, 1), of a float dtype.
+    #[track_caller]
+    pub fn rand_as(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Tensor {
+        random(RandomKind::Uniform, shape.into(), dtype, device)
+    }
+
+    /// Standard normal, f32.
+    #[track_caller]
+    pub fn randn(shape: impl Into<Shape>, device: &Device) -> Tensor {
+        Tensor::randn_as(shape, DType::F32, device)
+    }
+
+    /// Standard normal, of a float dtype.
+    #[track_caller]
+    pub fn randn_as(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Tensor {
+        random(RandomKind::Normal, shape.into(), dtype, device)
+    }
+
+    /// Integers in `low..high`, i64.
+    ///
+    /// # Panics
+    /// If the range is empty.
+    #[track_caller]
+    pub fn randint(low: i64, high: i64, shape: impl Into<Shape>, device: &Device) -> Tensor {
+        assert!(low < high, "randint: the range {low}..{high} is empty");
+        let bits = random(RandomKind::Bits, shape.into(), DType::U64, device);
+        // The bias of the remainder is below 2^-32 for ranges below 2^32.
+        let span = high.wrapping_sub(low);
+        bits.bitwise_and(&bits.full_like(i64::MAX)).to_dtype(DType::I64).remainder(Number::Int(span)) + low
+    }
+
+    /// True with probability `p`, bool.
+    #[track_caller]
+    pub fn bernoulli(p: f64, shape: impl Into<Shape>, device: &Device) -> Tensor {
+        Tensor::rand(shape, device).lt(p)
+    }
+}
