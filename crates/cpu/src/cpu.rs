@@ -83,7 +83,9 @@ impl Kernels for CpuKernels {
     }
 
     fn upload(&self, data: &Data, place: Place) -> Result<View, Error> {
+        // Bytes that came from elsewhere may hold bools other than 0 and 1: those are copied and set right.
         if place == Place::Reuse
+            && data.meta.dtype != DType::Bool
             && let Some(buffer) = data.bytes.whole::<Shared>()
             && Arc::ptr_eq(buffer.0.arena(), &self.arena)
         {
@@ -103,7 +105,9 @@ impl Kernels for CpuKernels {
         let view = cx.dense(x)?;
         let (len, size) = (view.meta().bytes(), view.dtype.size());
         let owner: Arc<dyn Host> = view.buffer.clone();
-        Ok(Data::new(x.meta(), Bytes::shared(owner, view.start as usize * size, len)))
+        // A view of nothing may start behind the end of its buffer.
+        let start = if len == 0 { 0 } else { view.start as usize * size };
+        Ok(Data::new(x.meta(), Bytes::shared(owner, start, len)))
     }
 
     fn eval(&self, op: &Op, ins: &mut [Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {

@@ -2,6 +2,7 @@
 
 use crate::cpu::Context;
 use crate::host::Arg;
+use crate::convert::{Kind, Plain, convert, truth};
 use crate::slices;
 use crate::tile::{Out, Source, TILE, tiles};
 use crate::view::View;
@@ -42,13 +43,13 @@ pub(crate) fn unary(cx: &Context<'_>, op: Unary, ins: &mut [Arg<View>], out: Met
     let x = &*ins[0];
     let n = out.shape.numel();
     match op.domain() {
-        Domain::Float => with_type!(x.dtype, float T => map::<T, T>(x, taken == Some(0), &target, n, |x, y| slices::unary_float(op, x, y))),
-        Domain::Num => with_type!(x.dtype, number T => map::<T, T>(x, taken == Some(0), &target, n, |x, y| slices::unary_num(op, x, y))),
-        Domain::Test => with_type!(x.dtype, number T => map::<T, u8>(x, taken == Some(0), &target, n, |x, y| slices::unary_test(op, x, y))),
+        Domain::Float => with_type!(x.dtype, float T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_float(op, x, y))),
+        Domain::Num => with_type!(x.dtype, number T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_num(op, x, y))),
+        Domain::Test => with_type!(x.dtype, number T => map::<T, u8>(x, taken == Some(0), &target, n, &|x, y| slices::unary_test(op, x, y))),
         Domain::Bits if x.dtype == DType::Bool => {
-            map::<u8, u8>(x, taken == Some(0), &target, n, |x, y| slices::binary_bits(Binary::Xor, x, &ONES[..x.len()], y))
+            map::<u8, u8>(x, taken == Some(0), &target, n, &|x, y| slices::binary_bits(Binary::Xor, x, &ONES[..x.len()], y))
         }
-        Domain::Bits => with_type!(x.dtype, integer T => map::<T, T>(x, taken == Some(0), &target, n, |x, y| slices::unary_bits(op, x, y))),
+        Domain::Bits => with_type!(x.dtype, integer T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_bits(op, x, y))),
         Domain::Compare => unreachable!("comparisons take two operands"),
     }
     Ok(target)
@@ -65,10 +66,10 @@ pub(crate) fn binary(cx: &Context<'_>, op: Binary, ins: &mut [Arg<View>], out: M
     let (a, b) = (ins[0].expanded(&out.shape), ins[1].expanded(&out.shape));
     let n = out.shape.numel();
     match op.domain() {
-        Domain::Float => with_type!(a.dtype, float T => zip::<T, T>(&a, &b, taken, &target, n, |a, b, y| slices::binary_float(op, a, b, y))),
-        Domain::Num => with_type!(a.dtype, number T => zip::<T, T>(&a, &b, taken, &target, n, |a, b, y| slices::binary_num(op, a, b, y))),
-        Domain::Compare => with_type!(a.dtype, plain T => zip::<T, u8>(&a, &b, taken, &target, n, |a, b, y| slices::binary_compare(op, a, b, y))),
-        Domain::Bits => with_type!(a.dtype, integer T => zip::<T, T>(&a, &b, taken, &target, n, |a, b, y| slices::binary_bits(op, a, b, y))),
+        Domain::Float => with_type!(a.dtype, float T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_float(op, a, b, y))),
+        Domain::Num => with_type!(a.dtype, number T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_num(op, a, b, y))),
+        Domain::Compare => with_type!(a.dtype, plain T => zip::<T, u8>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_compare(op, a, b, y))),
+        Domain::Bits => with_type!(a.dtype, integer T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_bits(op, a, b, y))),
         Domain::Test => unreachable!("tests take one operand"),
     }
     Ok(target)
@@ -81,7 +82,7 @@ pub(crate) fn select(cx: &Context<'_>, ins: &mut [Arg<View>], out: Meta) -> Resu
         let (cond, a, b) = (source::<u8>(&c, taken == Some(0)), source::<T>(&a, taken == Some(1)), source::<T>(&b, taken == Some(2)));
         // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written.
         let y = unsafe { Out::<T>::new(&target) };
-        tiles(out.shape.numel(), |from, len| {
+        tiles(out.shape.numel(), &|from, len| {
             let (mut sc, mut sa, mut sb) = ([0u8; TILE], [T::default(); TILE], [T::default(); TILE]);
             let (cond, a, b) = (cond.tile(from, &mut sc[..len]), a.tile(from, &mut sa[..len]), b.tile(from, &mut sb[..len]));
             // SAFETY: tiles are disjoint and lie within the view.
@@ -96,12 +97,32 @@ pub(crate) fn cast(cx: &Context<'_>, ins: &mut [Arg<View>], out: Meta) -> Result
         return Ok((*ins[0]).clone());
     }
     let (target, taken) = target(cx, ins, out)?;
-    let (x, n, taken) = (&*ins[0], out.shape.numel(), taken == Some(0));
-    with_type!(x.dtype, plain S => match out.dtype {
-        DType::Bool => map::<S, u8>(x, taken, &target, n, slices::truth),
-        to => with_type!(to, number D => map::<S, D>(x, taken, &target, n, slices::convert)),
-    });
+    with_type!(ins[0].dtype, plain S => cast_from::<S>(&ins[0], taken == Some(0), &target));
     Ok(target)
+}
+
+fn cast_from<S: Plain + Sync>(x: &View, overwritten: bool, target: &View) {
+    let x = source::<S>(x, overwritten);
+    tiles(target.numel(), &|from, len| {
+        let (mut scratch, mut room) = ([S::default(); TILE], [S::Kind::default(); TILE]);
+        let tile = S::kind(x.tile(from, &mut scratch[..len]), &mut room[..len]);
+        // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written; tiles are
+        // disjoint and lie within the view.
+        unsafe { cast_tile(tile, target, from) };
+    });
+}
+
+/// Converts one tile, to the elements of `target` from `from` on.
+///
+/// # Safety
+/// As for [`Out::new`] and [`Out::range`].
+unsafe fn cast_tile<K: Kind>(tile: &[K], target: &View, from: usize) {
+    match target.dtype {
+        // SAFETY: promised by the caller; a bool is a byte.
+        DType::Bool => truth(tile, unsafe { Out::<u8>::new(target).range(from, tile.len()) }),
+        // SAFETY: promised by the caller.
+        to => with_type!(to, number D => convert(tile, unsafe { Out::<D>::new(target).range(from, tile.len()) })),
+    }
 }
 
 /// A row-major copy.
@@ -117,7 +138,7 @@ pub(crate) fn write(x: &View, to: &View) {
     with_type!(x.dtype, plain T => {
         let x = Source::<T>::new(x);
         let (walk, base) = (to.walk(), Target(to.ptr::<T>()));
-        tiles(to.numel(), |from, len| {
+        tiles(to.numel(), &|from, len| {
             let mut scratch = [T::default(); TILE];
             let tile = x.tile(from, &mut scratch[..len]);
             walk.runs(from, len, |at, offset, count, stride| {
@@ -156,11 +177,11 @@ fn source<T: Copy + Default>(x: &View, overwritten: bool) -> Source<'_, T> {
     if overwritten { Source::copied(x) } else { Source::new(x) }
 }
 
-fn map<S: Copy + Default + Sync, D: Send>(x: &View, overwritten: bool, target: &View, n: usize, f: impl Fn(&[S], &mut [D]) + Sync) {
+fn map<S: Copy + Default + Sync, D: Send>(x: &View, overwritten: bool, target: &View, n: usize, f: &(dyn Fn(&[S], &mut [D]) + Sync)) {
     let x = source::<S>(x, overwritten);
     // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written.
     let y = unsafe { Out::<D>::new(target) };
-    tiles(n, |from, len| {
+    tiles(n, &|from, len| {
         let mut scratch = [S::default(); TILE];
         // SAFETY: tiles are disjoint and lie within the view.
         f(x.tile(from, &mut scratch[..len]), unsafe { y.range(from, len) });
@@ -173,12 +194,12 @@ fn zip<S: Copy + Default + Sync, D: Send>(
     taken: Option<usize>,
     target: &View,
     n: usize,
-    f: impl Fn(&[S], &[S], &mut [D]) + Sync,
+    f: &(dyn Fn(&[S], &[S], &mut [D]) + Sync),
 ) {
     let (a, b) = (source::<S>(a, taken == Some(0)), source::<S>(b, taken == Some(1)));
     // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written.
     let y = unsafe { Out::<D>::new(target) };
-    tiles(n, |from, len| {
+    tiles(n, &|from, len| {
         let (mut sa, mut sb) = ([S::default(); TILE], [S::default(); TILE]);
         // SAFETY: tiles are disjoint and lie within the view.
         f(a.tile(from, &mut sa[..len]), b.tile(from, &mut sb[..len]), unsafe { y.range(from, len) });
@@ -189,7 +210,7 @@ fn check_divisors(op: Binary, a: &View, b: &View) -> Result<(), Error> {
     let found: Mutex<Option<(usize, DivideError)>> = Mutex::new(None);
     with_type!(a.dtype, number T => {
         let (a_tiles, b_tiles) = (Source::<T>::new(a), Source::<T>::new(b));
-        tiles(a.numel(), |from, len| {
+        tiles(a.numel(), &|from, len| {
             let (mut sa, mut sb) = ([T::default(); TILE], [T::default(); TILE]);
             let checked = slices::check_divisors(op, a_tiles.tile(from, &mut sa[..len]), b_tiles.tile(from, &mut sb[..len]));
             if let Err(error) = checked {

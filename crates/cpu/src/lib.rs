@@ -4,8 +4,6 @@
 //! the interpreter's for the device `reference`, those of `cpu.rs` for the device `cpu`. The fast kernels work on
 //! strided views (`view.rs`) of buffers from a caching arena (`arena.rs`), share work out over one pool of threads
 //! (`pool.rs`), and give the interpreter's bits whatever the strides, tiles and threads.
-// `Error` holds an operation's shapes inline; errors are rare and never in a loop.
-#![allow(clippy::result_large_err)]
 
 pub mod host;
 mod interpreter;
@@ -18,6 +16,7 @@ mod view;
 
 mod tile;
 mod slices;
+mod convert;
 mod elementwise;
 mod movement;
 mod reduction;

@@ -24,8 +24,9 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
         Move::Slice { axis, start, step, .. } => Ok(cut(x, *axis as usize, *start, *step, out.shape[*axis as usize])),
         Move::Flip(axes) => {
             let mut view = x.clone();
-            for axis in axes.iter() {
-                view.start += view.strides[axis] * (view.shape[axis] as isize - 1).max(0);
+            // Where there are no elements there is no last one to start from.
+            for axis in axes.iter().filter(|_| x.numel() > 0) {
+                view.start += view.strides[axis] * (view.shape[axis] as isize - 1);
                 view.strides[axis] = -view.strides[axis];
             }
             Ok(view)
@@ -56,11 +57,12 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
 
 fn cut(x: &View, axis: usize, start: usize, step: usize, length: usize) -> View {
     let mut view = x.clone();
-    if length > 0 {
+    view.shape[axis] = length;
+    // A view of nothing starts where its buffer does, which may be empty too.
+    if view.numel() > 0 {
         view.start += start as isize * view.strides[axis];
     }
-    view.shape[axis] = length;
-    // A step beyond the axis leaves one element, whose stride is never used.
-    view.strides[axis] = view.strides[axis].saturating_mul(step.min(isize::MAX as usize) as isize);
+    // A step may be too large to multiply with; it then leaves one element, whose stride is never used.
+    view.strides[axis] = if length > 1 { view.strides[axis] * step as isize } else { 0 };
     view
 }

@@ -14,6 +14,7 @@ use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_ir::math::{Float, Num};
 use kiln_ir::{AxisSet, DType, Dims, Meta, ReduceKind};
+use std::sync::Mutex;
 
 /// Results that walk down together.
 const BLOCK: usize = 512;
@@ -31,36 +32,110 @@ pub(crate) fn has_kernel(kind: ReduceKind, dtype: DType) -> bool {
 
 pub(crate) fn reduce(cx: &Context<'_>, kind: ReduceKind, axes: AxisSet, x: &View, out: Meta) -> Result<View, Error> {
     let target = cx.fresh(out)?;
-    let count = axes.iter().map(|i| x.shape[i]).product();
     match kind {
-        ReduceKind::Sum => with_type!(x.dtype, number T => run::<T>(x, axes, count, &target, Num::ZERO, Num::add, |a| a)),
-        ReduceKind::Prod => with_type!(x.dtype, number T => run::<T>(x, axes, count, &target, Num::ONE, Num::mul, |a| a)),
+        ReduceKind::Sum => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Sum>())),
+        ReduceKind::Prod => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Prod>())),
+        ReduceKind::Max => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Max>())),
+        ReduceKind::Min => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Min>())),
         ReduceKind::Mean => with_type!(x.dtype, float T => {
-            run::<T>(x, axes, count, &target, Num::ZERO, Num::add, |a| a.div(Float::of(count as f64)))
+            run(x, axes, &target, &Fold::<T> { finish: averaged, ..Fold::of::<Sum>() })
         }),
-        ReduceKind::Max => with_type!(x.dtype, number T => run::<T>(x, axes, count, &target, lowest::<T>(), Num::maximum, |a| a)),
-        ReduceKind::Min => with_type!(x.dtype, number T => run::<T>(x, axes, count, &target, highest::<T>(), Num::minimum, |a| a)),
         ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => unreachable!("has no kernel"),
     }
     Ok(target)
 }
 
-/// The identity of the maximum: below or equal to every number.
-fn lowest<T: Number>() -> T::Wide
-where
-    T::Wide: Extremes,
-{
-    T::Wide::LOWEST
+/// The loops of one reduction of elements T, chosen once: what finds its way through the axes is compiled for each T, and
+/// only these for each T and operation.
+struct Fold<T: Number> {
+    identity: T::Wide,
+    combine: fn(T::Wide, T::Wide) -> T::Wide,
+    /// A chunk of a row, in lanes.
+    chunk: fn(&[T]) -> T::Wide,
+    /// One more element onto each of neighbouring results.
+    step: fn(&mut [T::Wide], &[T]),
+    /// The right half of a tree onto the left, for each of neighbouring results.
+    join: fn(&mut [T::Wide], &[T::Wide]),
+    /// Results of that many elements each, rounded.
+    finish: fn(&[T::Wide], usize, &mut [T]),
 }
 
-/// The identity of the minimum.
-fn highest<T: Number>() -> T::Wide
-where
-    T::Wide: Extremes,
-{
-    T::Wide::HIGHEST
+impl<T: Number> Fold<T> {
+    fn of<C: Combine<T::Wide>>() -> Fold<T> {
+        Fold {
+            identity: C::IDENTITY,
+            combine: C::combine,
+            chunk: chunk::<T, C>,
+            step: step::<T, C>,
+            join: join::<T, C>,
+            finish: rounded,
+        }
+    }
 }
 
+fn chunk<T: Number, C: Combine<T::Wide>>(x: &[T]) -> T::Wide {
+    let mut lanes = [C::IDENTITY; INNER.lanes];
+    let (groups, rest) = x.as_chunks::<{ INNER.lanes }>();
+    for group in groups {
+        for (lane, x) in lanes.iter_mut().zip(group) {
+            *lane = C::combine(*lane, x.widen());
+        }
+    }
+    for (lane, x) in lanes.iter_mut().zip(rest) {
+        *lane = C::combine(*lane, x.widen());
+    }
+    order::combine_lanes(&mut lanes, C::combine)
+}
+
+fn step<T: Number, C: Combine<T::Wide>>(sums: &mut [T::Wide], x: &[T]) {
+    for (sum, x) in sums.iter_mut().zip(x) {
+        *sum = C::combine(*sum, x.widen());
+    }
+}
+
+fn join<T: Number, C: Combine<T::Wide>>(left: &mut [T::Wide], right: &[T::Wide]) {
+    for (left, &right) in left.iter_mut().zip(right) {
+        *left = C::combine(*left, right);
+    }
+}
+
+fn rounded<T: Number>(sums: &[T::Wide], _: usize, to: &mut [T]) {
+    for (to, &sum) in to.iter_mut().zip(sums) {
+        *to = T::narrow(sum);
+    }
+}
+
+fn averaged<T: Number<Wide: Float>>(sums: &[T::Wide], count: usize, to: &mut [T]) {
+    let count = T::Wide::of(count as f64);
+    for (to, &sum) in to.iter_mut().zip(sums) {
+        *to = T::narrow(sum.div(count));
+    }
+}
+
+/// How two partial results become one.
+trait Combine<A> {
+    /// Changes nothing, whatever it is combined with.
+    const IDENTITY: A;
+    fn combine(a: A, b: A) -> A;
+}
+
+struct Sum;
+struct Prod;
+struct Max;
+struct Min;
+
+macro_rules! combines {
+    ($($name:ident $identity:ident $combine:ident;)*) => {$(
+        impl<A: Num + Extremes> Combine<A> for $name {
+            const IDENTITY: A = A::$identity;
+            #[inline(always)]
+            fn combine(a: A, b: A) -> A { a.$combine(b) }
+        }
+    )*};
+}
+combines! { Sum ZERO add; Prod ONE mul; Max LOWEST maximum; Min HIGHEST minimum; }
+
+/// The bounds of a type: the identities of the maximum and the minimum.
 trait Extremes {
     const LOWEST: Self;
     const HIGHEST: Self;
@@ -79,36 +154,25 @@ extremes! {
     u64 u64::MIN, u64::MAX; u32 u32::MIN, u32::MAX; u16 u16::MIN, u16::MAX; u8 u8::MIN, u8::MAX;
 }
 
-fn run<T: Number>(
-    x: &View,
-    axes: AxisSet,
-    count: usize,
-    target: &View,
-    identity: T::Wide,
-    combine: impl Fn(T::Wide, T::Wide) -> T::Wide + Sync + Copy,
-    finish: impl Fn(T::Wide) -> T::Wide + Sync,
-) {
+fn run<T: Number>(x: &View, axes: AxisSet, target: &View, fold: &Fold<T>) {
     // SAFETY: `target` is fresh.
     let out = unsafe { Out::<T>::new(target) };
     let kept: Vec<usize> = (0..x.shape.len()).filter(|&i| !axes.has(i)).collect();
     let reduced: Vec<usize> = axes.iter().collect();
+    let count: usize = reduced.iter().map(|&i| x.shape[i]).product();
     let results = target.numel();
     if order::order(&x.shape, axes) == INNER {
         let rows = arranged(x, &kept, &reduced);
         let source = Source::<T>::new(&rows);
-        let row = |r: usize| inner(&source, r * count, count, identity, combine);
+        // SAFETY: each result is written once, by the one thread that has its share.
+        let put = |r: usize, sum: T::Wide| (fold.finish)(&[sum], count, unsafe { out.range(r, 1) });
         let share = (SHARE / count.max(1)).max(1);
         if results <= share && count > SHARE {
-            for r in 0..results {
-                // SAFETY: each result is written once.
-                unsafe { out.put(r, T::narrow(finish(wide_row(&source, r * count, count, identity, combine)))) };
-            }
-            return;
+            return (0..results).for_each(|r| put(r, wide_row(&source, r * count, count, fold)));
         }
         pool::parallel(results.div_ceil(share), &|s| {
             for r in s * share..((s + 1) * share).min(results) {
-                // SAFETY: each result is written by the one thread that has its share.
-                unsafe { out.put(r, T::narrow(finish(row(r)))) };
+                put(r, row(&source, r * count, count, fold));
             }
         });
     } else {
@@ -118,8 +182,7 @@ fn run<T: Number>(
             let len = BLOCK.min(results - b * BLOCK);
             // SAFETY: blocks are disjoint.
             let to = unsafe { out.range(b * BLOCK, len) };
-            let sums = outer(&source, b * BLOCK, len, results, count, identity, combine);
-            to.iter_mut().zip(&sums).for_each(|(to, &sum)| *to = T::narrow(finish(sum)));
+            (fold.finish)(&block(&source, b * BLOCK, len, results, count, fold), count, to);
         });
     }
 }
@@ -135,75 +198,59 @@ fn arranged(x: &View, first: &[usize], then: &[usize]) -> View {
 }
 
 /// One row of `count` elements.
-fn inner<T: Number, A: Copy>(source: &Source<'_, T>, from: usize, count: usize, identity: A, combine: impl Fn(A, A) -> A + Copy) -> A
-where
-    T: Number<Wide = A>,
-{
+fn row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
+    let mut scratch = [T::default(); INNER.chunk];
+    if (1..=INNER.chunk).contains(&count) {
+        return (fold.chunk)(source.tile(from, &mut scratch[..count]));
+    }
     let mut tree = Tree::new();
     for at in (0..count).step_by(INNER.chunk) {
-        tree.push(chunk(source, from + at, INNER.chunk.min(count - at), identity, combine), combine);
+        let tile = source.tile(from + at, &mut scratch[..INNER.chunk.min(count - at)]);
+        tree.push((fold.chunk)(tile), fold.combine);
     }
-    tree.finish(combine).unwrap_or(identity)
+    tree.finish(fold.combine).unwrap_or(fold.identity)
 }
 
 /// One long row, its chunks shared out among threads.
-fn wide_row<T, A: Copy + Send + Sync>(source: &Source<'_, T>, from: usize, count: usize, identity: A, combine: impl Fn(A, A) -> A + Copy + Sync) -> A
-where
-    T: Number<Wide = A>,
-{
-    let mut partials = vec![identity; count.div_ceil(INNER.chunk)];
+fn wide_row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
+    let mut partials = vec![fold.identity; count.div_ceil(INNER.chunk)];
     let share = SHARE / INNER.chunk;
-    let slots: Vec<std::sync::Mutex<&mut [A]>> = partials.chunks_mut(share).map(std::sync::Mutex::new).collect();
+    let slots: Vec<Mutex<&mut [T::Wide]>> = partials.chunks_mut(share).map(Mutex::new).collect();
     pool::parallel(slots.len(), &|s| {
         let mut slots = slots[s].lock().unwrap_or_else(|e| e.into_inner());
+        let mut scratch = [T::default(); INNER.chunk];
         for (i, slot) in slots.iter_mut().enumerate() {
             let at = (s * share + i) * INNER.chunk;
-            *slot = chunk(source, from + at, INNER.chunk.min(count - at), identity, combine);
+            *slot = (fold.chunk)(source.tile(from + at, &mut scratch[..INNER.chunk.min(count - at)]));
         }
     });
     drop(slots);
-    order::tree(&mut partials, combine).unwrap_or(identity)
-}
-
-fn chunk<T, A: Copy>(source: &Source<'_, T>, from: usize, len: usize, identity: A, combine: impl Fn(A, A) -> A + Copy) -> A
-where
-    T: Number<Wide = A>,
-{
-    let mut scratch = [T::default(); INNER.chunk];
-    let tile = source.tile(from, &mut scratch[..len]);
-    let mut lanes = [identity; INNER.lanes];
-    let (groups, rest) = tile.as_chunks::<{ INNER.lanes }>();
-    for group in groups {
-        for (lane, x) in lanes.iter_mut().zip(group) {
-            *lane = combine(*lane, x.widen());
-        }
-    }
-    for (lane, x) in lanes.iter_mut().zip(rest) {
-        *lane = combine(*lane, x.widen());
-    }
-    order::combine_lanes(&mut lanes, combine)
+    order::tree(&mut partials, fold.combine).unwrap_or(fold.identity)
 }
 
 /// `len` neighbouring results, from result `from` of `results` on, each over `count` elements.
-fn outer<T, A: Copy>(source: &Source<'_, T>, from: usize, len: usize, results: usize, count: usize, identity: A, combine: impl Fn(A, A) -> A + Copy) -> Vec<A>
-where
-    T: Number<Wide = A>,
-{
-    let each = |mut a: Vec<A>, b: Vec<A>| {
-        a.iter_mut().zip(b).for_each(|(a, b)| *a = combine(*a, b));
-        a
+fn block<T: Number>(
+    source: &Source<'_, T>,
+    from: usize,
+    len: usize,
+    results: usize,
+    count: usize,
+    fold: &Fold<T>,
+) -> Vec<T::Wide> {
+    let join = |mut left: Vec<T::Wide>, right: Vec<T::Wide>| {
+        (fold.join)(&mut left, &right);
+        left
     };
     let mut tree = Tree::new();
     let mut scratch = [T::default(); BLOCK];
     for at in (0..count).step_by(OUTER.chunk) {
-        let mut sums = vec![identity; len];
+        let mut sums = vec![fold.identity; len];
         for row in at..count.min(at + OUTER.chunk) {
-            let tile = source.tile(row * results + from, &mut scratch[..len]);
-            sums.iter_mut().zip(tile).for_each(|(sum, x)| *sum = combine(*sum, x.widen()));
+            (fold.step)(&mut sums, source.tile(row * results + from, &mut scratch[..len]));
         }
-        tree.push(sums, each);
+        tree.push(sums, join);
     }
-    tree.finish(each).unwrap_or_else(|| vec![identity; len])
+    tree.finish(join).unwrap_or_else(|| vec![fold.identity; len])
 }
 
 /// The tree of [`order::tree`], fed one partial at a time: neighbours of equal depth are combined as soon as both are

@@ -1,5 +1,10 @@
-//! One loop over slices for each elementwise operation and type, from the tables' value column. Bool is a byte of 0 or
-//! 1 here; f16 and bf16 are computed in f32.
+//! One loop over slices for each elementwise operation and type, from the tables' value column: the tables are expanded
+//! here and nowhere else, for the interpreter and the fast device alike. f16 and bf16 are computed in f32. Results of
+//! tests, and conditions, are bytes of 0 or 1.
+#![forbid(unsafe_code)]
+// Indexed loops over slices cut to one length: an adapter with a closure would be compiled some ten functions deep for
+// each of a thousand loops (measured: half of this crate's build), and vectorises no better.
+#![allow(clippy::needless_range_loop)]
 
 use crate::reference::Number;
 use kiln_ir::math::{Bits, DivideError, Float, Num};
@@ -62,8 +67,10 @@ kiln_ir::binary_table!(binary_loops);
 
 /// Where `cond` is not 0 `a`, else `b`.
 pub fn select<T: Copy>(cond: &[u8], a: &[T], b: &[T], y: &mut [T]) {
-    for (((y, &c), &a), &b) in y.iter_mut().zip(cond).zip(a).zip(b) {
-        *y = if c != 0 { a } else { b };
+    let n = y.len();
+    let (cond, a, b) = (&cond[..n], &a[..n], &b[..n]);
+    for i in 0..n {
+        y[i] = if cond[i] != 0 { a[i] } else { b[i] };
     }
 }
 
@@ -80,74 +87,43 @@ pub fn check_divisors<T: Number>(op: Binary, a: &[T], b: &[T]) -> Result<(), Div
 }
 
 fn map<T: Number>(x: &[T], y: &mut [T], f: impl Fn(T::Wide) -> T::Wide) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y = T::narrow(f(x.widen())));
+    let x = &x[..y.len()];
+    for i in 0..y.len() {
+        y[i] = T::narrow(f(x[i].widen()));
+    }
 }
 
 fn test<T: Number>(x: &[T], y: &mut [u8], f: impl Fn(T::Wide) -> bool) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y = f(x.widen()) as u8);
+    let x = &x[..y.len()];
+    for i in 0..y.len() {
+        y[i] = f(x[i].widen()) as u8;
+    }
 }
 
 fn plain<T: Copy>(x: &[T], y: &mut [T], f: impl Fn(T) -> T) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = f(x));
+    let x = &x[..y.len()];
+    for i in 0..y.len() {
+        y[i] = f(x[i]);
+    }
 }
 
 fn zip<T: Number>(a: &[T], b: &[T], y: &mut [T], f: impl Fn(T::Wide, T::Wide) -> T::Wide) {
-    y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = T::narrow(f(a.widen(), b.widen())));
+    let (a, b) = (&a[..y.len()], &b[..y.len()]);
+    for i in 0..y.len() {
+        y[i] = T::narrow(f(a[i].widen(), b[i].widen()));
+    }
 }
 
 fn compare<T: Copy>(a: &[T], b: &[T], y: &mut [u8], f: impl Fn(T, T) -> bool) {
-    y.iter_mut().zip(a).zip(b).for_each(|((y, &a), &b)| *y = f(a, b) as u8);
+    let (a, b) = (&a[..y.len()], &b[..y.len()]);
+    for i in 0..y.len() {
+        y[i] = f(a[i], b[i]) as u8;
+    }
 }
 
 fn zip_plain<T: Copy>(a: &[T], b: &[T], y: &mut [T], f: impl Fn(T, T) -> T) {
-    y.iter_mut().zip(a).zip(b).for_each(|((y, &a), &b)| *y = f(a, b));
-}
-
-/// Conversion of one element: what `as` does, f16 and bf16 through f32.
-pub trait To<D> {
-    /// The converted element.
-    fn to(self) -> D;
-}
-
-macro_rules! conversions {
-    ($($from:ident)* => $to:tt) => { $(conversions!(@one $from $to);)* };
-    (@one $from:ident [$($to:ident)*]) => {
-        $(impl To<$to> for $from { fn to(self) -> $to { self as $to } })*
-        impl To<half::f16> for $from { fn to(self) -> half::f16 { half::f16::from_f32(self as f32) } }
-        impl To<half::bf16> for $from { fn to(self) -> half::bf16 { half::bf16::from_f32(self as f32) } }
-        impl To<$from> for half::f16 { fn to(self) -> $from { self.to_f32() as $from } }
-        impl To<$from> for half::bf16 { fn to(self) -> $from { self.to_f32() as $from } }
-    };
-}
-conversions!(f64 f32 i64 i32 i16 i8 u64 u32 u16 u8 => [f64 f32 i64 i32 i16 i8 u64 u32 u16 u8]);
-
-impl To<half::f16> for half::f16 {
-    fn to(self) -> half::f16 {
-        self
+    let (a, b) = (&a[..y.len()], &b[..y.len()]);
+    for i in 0..y.len() {
+        y[i] = f(a[i], b[i]);
     }
-}
-impl To<half::bf16> for half::bf16 {
-    fn to(self) -> half::bf16 {
-        self
-    }
-}
-impl To<half::bf16> for half::f16 {
-    fn to(self) -> half::bf16 {
-        half::bf16::from_f32(self.to_f32())
-    }
-}
-impl To<half::f16> for half::bf16 {
-    fn to(self) -> half::f16 {
-        half::f16::from_f32(self.to_f32())
-    }
-}
-
-/// Every element converted.
-pub fn convert<S: Copy + To<D>, D>(x: &[S], y: &mut [D]) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = x.to());
-}
-
-/// Whether each element is not 0.
-pub fn truth<S: Copy + To<f64>>(x: &[S], y: &mut [u8]) {
-    y.iter_mut().zip(x).for_each(|(y, &x)| *y = (x.to() != 0.0) as u8);
 }

@@ -33,13 +33,6 @@ impl<T> Out<T> {
     }
 
     /// # Safety
-    /// The place lies within the view, and no other thread uses it.
-    pub unsafe fn put(self, at: usize, value: T) {
-        // SAFETY: promised by the caller.
-        unsafe { self.0.add(at).write(value) }
-    }
-
-    /// # Safety
     /// The range lies within the view, and no other thread uses it.
     pub unsafe fn range<'a>(self, from: usize, len: usize) -> &'a mut [T] {
         // SAFETY: promised by the caller.
@@ -102,7 +95,7 @@ impl<'a, T: Copy + Default> Source<'a, T> {
 }
 
 /// Calls `f(from, len)` for tiles that cover `0..n`, in parallel where that pays.
-pub fn tiles(n: usize, f: impl Fn(usize, usize) + Sync) {
+pub fn tiles(n: usize, f: &(dyn Fn(usize, usize) + Sync)) {
     let run = |from: usize, to: usize| {
         for at in (from..to).step_by(TILE) {
             f(at, TILE.min(to - at));

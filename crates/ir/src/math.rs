@@ -194,7 +194,8 @@ macro_rules! floats {
             fn cosh(self) -> $t { libm::$cosh(self) }
             fn tanh(self) -> $t { libm::$tanh(self) }
             fn asinh(self) -> $t { libm::$asinh(self) }
-            fn acosh(self) -> $t { libm::$acosh(self) }
+            // libm gives numbers for operands far below its domain.
+            fn acosh(self) -> $t { if self < 1.0 { $t::NAN } else { libm::$acosh(self) } }
             fn atanh(self) -> $t { libm::$atanh(self) }
             fn erf(self) -> $t { libm::$erf(self) }
             fn floor(self) -> $t { $t::floor(self) }

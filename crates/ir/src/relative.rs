@@ -33,7 +33,7 @@ impl Relative {
         self.hash = 0;
     }
 
-    /// Appends an item. `meta` gives the meta of a value seen for the first time as an operand.
+    /// Appends an item. `meta` gives the meta of an operand or a result.
     pub fn push(&mut self, item: &Item, meta: impl Fn(Id) -> Meta) {
         let from = self.structure.len();
         match item {
@@ -43,12 +43,18 @@ impl Relative {
             }
             Item::Run(node) => {
                 self.structure.push(class(&node.op));
-                node.op.fields(&mut Lift(self));
+                let mut lift = Lift { relative: self, bounds: false };
+                node.op.fields(&mut lift);
+                let bounds = lift.bounds;
                 self.structure.push((node.ins.len() as u64) << 32 | node.outs.len() as u64);
                 node.ins.iter().for_each(|id| self.operand(*id, &meta));
                 for id in &node.outs {
                     let name = self.values.len() as u32;
                     self.values.insert(*id, name);
+                    // Lifted bounds decide the result's extents, and whether one of them broadcasts.
+                    if bounds {
+                        self.shape(&meta(*id).shape);
+                    }
                 }
             }
         }
@@ -112,11 +118,15 @@ fn class(op: &Op) -> u64 {
     hasher.finish()
 }
 
-struct Lift<'a>(&'a mut Relative);
+struct Lift<'a> {
+    relative: &'a mut Relative,
+    /// Whether a bound was lifted.
+    bounds: bool,
+}
 
 impl Sink for Lift<'_> {
     fn put(&mut self, _: &'static str, field: Field) {
-        let relative = &mut *self.0;
+        let relative = &mut *self.relative;
         match field {
             Field::Shape(x) => relative.shape(&x),
             Field::Scalar(x) => {
@@ -124,7 +134,10 @@ impl Sink for Lift<'_> {
                 relative.bindings.push(x.bits());
             }
             Field::Word(x) => relative.bindings.push(x),
-            Field::Bound(x) => relative.bindings.push(x as u64),
+            Field::Bound(x) => {
+                relative.bindings.push(x as u64);
+                self.bounds = true;
+            }
             Field::Real(x) => relative.bindings.push(x.get().to_bits()),
             Field::DType(x) => relative.structure.push(x as u64),
             Field::Axis(x) => relative.structure.push(x as u64),
@@ -168,6 +181,14 @@ mod tests {
         assert_eq!(a.structure(), b.structure());
         assert_eq!(a.hash(), b.hash());
         assert_ne!(a.bindings(), b.bindings());
+    }
+
+    #[test]
+    fn a_slice_that_broadcasts_has_another_structure() {
+        let text = |end| format!("x = input f32[9]\ny = input f32[5]\na = slice x axis=0 start=0 end={end} step=1\nb = add a y");
+        assert_ne!(relative(&text(1)).hash(), relative(&text(5)).hash());
+        let moved = text(5).replace("start=0 end=5", "start=3 end=8");
+        assert_eq!(relative(&moved).hash(), relative(&text(5)).hash());
     }
 
     #[test]

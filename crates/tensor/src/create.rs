@@ -13,7 +13,9 @@ impl Tensor {
     pub fn from_vec<T: Element>(items: Vec<T>, shape: impl Into<Shape>, device: &Device) -> Tensor {
         let shape = shape.into();
         let meta = Meta { dtype: T::DTYPE, shape };
-        meta.check().unwrap_or_else(|e| panic!("from_vec: {e}"));
+        if let Err(e) = meta.check() {
+            panic!("from_vec: {e}");
+        }
         assert!(shape.numel() == items.len(), "from_vec: {} elements do not fill shape {shape:?}", items.len());
         Tensor::from_data(Data::new(meta, Bytes::new(T::into_bytes(items))), device)
     }

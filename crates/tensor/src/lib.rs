@@ -29,6 +29,7 @@ pub use element::{Element, Number};
 pub use methods::*;
 pub use random::{Generator, seed, with_generator};
 pub use tape::{is_grad_enabled, no_grad};
+pub use operators::Operand;
 pub use tensor::Tensor;
 
 pub use kiln_cpu::pool::{set_threads, threads};

@@ -51,6 +51,7 @@ fn unary(op: Unary, x: &Tensor) -> Tensor {
     let dtype = x.dtype().unpacked();
     match op {
         Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc if dtype.is_int() => x.clone(),
+        _ if op.domain() == Domain::Test && dtype == DType::Bool => Tensor::one(Op::Unary(op), &[&x.to_dtype(DType::U8)]),
         _ if op.domain() == Domain::Float && !dtype.is_float() => Tensor::one(Op::Unary(op), &[&x.to_dtype(DType::F32)]),
         _ => Tensor::one(Op::Unary(op), &[x]),
     }

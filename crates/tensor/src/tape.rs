@@ -155,11 +155,19 @@ pub(crate) struct Recorder {
     origin: Origin,
     tensors: RefCell<Vec<Option<Tensor>>>,
     metas: RefCell<Vec<Meta>>,
+    emitted: RefCell<Vec<Emitted>>,
+}
+
+/// A node that was recorded, and its results.
+struct Emitted {
+    op: Op,
+    ins: SmallVec<[u32; 3]>,
+    outs: SmallVec<[u32; 2]>,
 }
 
 impl Recorder {
     pub fn new(device: Device, origin: Origin, given: impl IntoIterator<Item = Tensor>) -> Recorder {
-        let recorder = Recorder { device, origin, tensors: RefCell::default(), metas: RefCell::default() };
+        let recorder = Recorder { device, origin, tensors: RefCell::default(), metas: RefCell::default(), emitted: RefCell::default() };
         for tensor in given {
             let meta = tensor.meta();
             recorder.push(Some(tensor), meta);
@@ -180,16 +188,22 @@ impl Recorder {
 }
 
 impl Build for Recorder {
+    /// The rules of one step's operands often need the same intermediate values: a node is recorded once.
     fn emit(&self, op: Op, ins: &[u32]) -> SmallVec<[u32; 2]> {
-        let ins: SmallVec<[Tensor; 3]> = ins.iter().map(|&key| self.tensor(key)).collect();
-        let refs: SmallVec<[&Tensor; 3]> = ins.iter().collect();
-        let outs = emit(op, &refs, &self.device, self.origin);
-        outs.into_iter()
+        if let Some(same) = self.emitted.borrow().iter().find(|e| e.ins[..] == *ins && e.op == op) {
+            return same.outs.clone();
+        }
+        let operands: SmallVec<[Tensor; 3]> = ins.iter().map(|&key| self.tensor(key)).collect();
+        let refs: SmallVec<[&Tensor; 3]> = operands.iter().collect();
+        let outs: SmallVec<[u32; 2]> = emit(op.clone(), &refs, &self.device, self.origin)
+            .into_iter()
             .map(|tensor| {
                 let meta = tensor.meta();
                 self.push(Some(tensor), meta)
             })
-            .collect()
+            .collect();
+        self.emitted.borrow_mut().push(Emitted { op, ins: SmallVec::from_slice(ins), outs: outs.clone() });
+        outs
     }
 
     fn meta(&self, value: u32) -> Meta {

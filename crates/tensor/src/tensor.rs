@@ -112,7 +112,11 @@ pub(crate) fn emit(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> 
     if metas.iter().any(|m| m.dtype.is_quantised()) && !matches!(op, Op::Cast(_) | Op::Dot { .. } | Op::Custom(_)) {
         return unpacked(op, ins, device, origin);
     }
-    let outs = infer(&op, &metas).unwrap_or_else(|e| panic!("{e}"));
+    // Not in a closure, which would panic at its own line instead of the caller's.
+    let outs = match infer(&op, &metas) {
+        Ok(outs) => outs,
+        Err(e) => panic!("{e}"),
+    };
     if !device.driver().supports(&op, &metas) {
         return lowered(&op, ins, device, origin);
     }

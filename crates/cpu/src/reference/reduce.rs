@@ -31,12 +31,22 @@ struct Rows {
 
 impl Rows {
     fn map<T: Copy, U>(&self, x: &[T], f: impl Fn(&[T]) -> U) -> Vec<U> {
+        let (view, count, length) = self.arranged();
+        let x = view.read(x);
+        let mut out = Vec::with_capacity(count);
+        for i in 0..count {
+            out.push(f(&x[i * length..(i + 1) * length]));
+        }
+        out
+    }
+
+    /// The reduced axes last, how many rows that gives, and how long they are.
+    fn arranged(&self) -> (View, usize, usize) {
         let kept = (0..self.shape.len()).filter(|&i| !self.axes.has(i));
         let count = kept.clone().map(|i| self.shape[i]).product();
-        let length: usize = self.axes.iter().map(|i| self.shape[i]).product();
+        let length = self.axes.iter().map(|i| self.shape[i]).product();
         let order: Vec<usize> = kept.chain(self.axes.iter()).collect();
-        let x = View::whole(&self.shape).permuted(order).read(x);
-        (0..count).map(|i| f(&x[i * length..(i + 1) * length])).collect()
+        (View::whole(&self.shape).permuted(order), count, length)
     }
 }
 

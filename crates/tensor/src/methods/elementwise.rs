@@ -46,24 +46,34 @@ impl Tensor {
     #[track_caller]
     pub fn clamp<N: Into<Number>>(&self, min: Option<N>, max: Option<N>) -> Tensor {
         let (min, max) = (min.map(N::into), max.map(N::into));
-        let dtype = [min, max].into_iter().flatten().fold(self.dtype(), |dtype, bound| bound.meets(dtype));
+        let mut dtype = self.dtype().unpacked();
+        for bound in [min, max].into_iter().flatten() {
+            dtype = bound.meets(dtype);
+        }
         let x = self.to_dtype(dtype);
-        let (mut held, mut inside) = (x.detach(), None::<Tensor>);
-        let both = |a: Option<Tensor>, b: Tensor| Some(match a {
-            Some(a) => Tensor::one(Op::Binary(Binary::And), &[&a, &b]),
-            None => b,
-        });
-        if let Some(min) = min {
-            held = held.maximum(min);
-            inside = both(inside, x.gt(min));
-        }
-        if let Some(max) = max {
-            held = held.minimum(max);
-            inside = both(inside, x.lt(max));
-        }
-        match inside {
-            Some(inside) => inside.select(&x, &held),
-            None => x,
+        let min = min.map(|bound| x.constant(held(bound, dtype)));
+        let max = max.map(|bound| x.constant(held(bound, dtype)));
+        let (inside, bounded) = match (&min, &max) {
+            (None, None) => return x,
+            (Some(min), None) => (x.gt(min), x.detach().maximum(min)),
+            (None, Some(max)) => (x.lt(max), x.detach().minimum(max)),
+            (Some(min), Some(max)) => (x.gt(min).bitwise_and(x.lt(max)), x.detach().maximum(min).minimum(max)),
+        };
+        inside.select(&x, &bounded)
+    }
+
+    /// A fixed power. The half powers are roots, so that they are NaN below 0, -inf included; small whole ones are
+    /// products.
+    #[track_caller]
+    pub fn pow_scalar(&self, exponent: impl Into<Number>) -> Tensor {
+        let exponent = exponent.into();
+        let x = self.to_dtype(exponent.meets(self.dtype()));
+        match exponent.to_f64() {
+            2.0 => x.square(),
+            0.5 => x.sqrt(),
+            -0.5 if x.dtype().is_float() => x.rsqrt(),
+            -1.0 if x.dtype().is_float() => x.reciprocal(),
+            _ => x.pow(exponent),
         }
     }
 
@@ -141,5 +151,24 @@ impl Tensor {
     pub(super) fn sqrt_flat_at_zero(&self) -> Tensor {
         let zero = self.eq(0);
         self.masked_fill(&zero, 1).sqrt().masked_fill(&zero, 0)
+    }
+}
+
+/// The nearest number that `dtype` holds.
+fn held(bound: Number, dtype: DType) -> Number {
+    let (least, most) = match dtype {
+        DType::I32 => (i32::MIN as i64, i32::MAX as i64),
+        DType::I16 => (i16::MIN as i64, i16::MAX as i64),
+        DType::I8 => (i8::MIN as i64, i8::MAX as i64),
+        DType::U64 => (0, i64::MAX),
+        DType::U32 => (0, u32::MAX as i64),
+        DType::U16 => (0, u16::MAX as i64),
+        DType::U8 => (0, u8::MAX as i64),
+        DType::Bool => (0, 1),
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::I64 | DType::Q8 | DType::Q4 => return bound,
+    };
+    match bound {
+        Number::Int(bound) => Number::Int(bound.clamp(least, most)),
+        Number::Float(_) => bound,
     }
 }

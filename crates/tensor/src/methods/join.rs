@@ -19,11 +19,13 @@ impl Tensor {
         let fits_all = |t: &Tensor| t.shape()[..] == [0];
         let like = parts.iter().map(T::borrow).find(|t| !fits_all(t)).unwrap_or(parts[0].borrow());
         let axis = like.axis("cat", axis);
-        let parts: Vec<Tensor> = (parts.iter().map(T::borrow))
-            .filter(|t| like.rank() == 1 || !fits_all(t))
-            .map(|t| t.to_dtype(dtype))
-            .collect();
-        match &parts[..] {
+        let mut fitting = Vec::with_capacity(parts.len());
+        for part in parts.iter().map(T::borrow) {
+            if like.rank() == 1 || !fits_all(part) {
+                fitting.push(part.to_dtype(dtype));
+            }
+        }
+        match &fitting[..] {
             [part] => part.clone(),
             parts => Tensor::one(Op::Move(Move::Cat { axis: axis as u8 }), &parts.iter().collect::<Vec<_>>()),
         }

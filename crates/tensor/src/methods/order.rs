@@ -19,16 +19,18 @@ impl Tensor {
         self.detach().sort(axis, descending).1
     }
 
-    /// The `k` largest (or smallest) elements along an axis in order, and the i64 indices they come from.
+    /// The `k` largest (or smallest) elements along an axis in order, and the i64 indices they come from. A tensor of
+    /// rank 0 is given whole.
     #[track_caller]
     pub fn topk(&self, k: usize, axis: isize, largest: bool) -> (Tensor, Tensor) {
         let at = self.any_axis("topk", axis);
         let extent = self.shape().get(at).copied().unwrap_or(1);
         assert!(k <= extent, "topk: {k} elements of axis {axis} of shape {:?}", self.shape());
-        sorted(self, at, largest, k)
+        sorted(self, at, largest, if self.rank() == 0 { 1 } else { k })
     }
 
     /// The places of the elements that are not 0, in order: i64 `[count, rank]`. Waits for the count.
+    #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor, Error> {
         let places = places(&self.detach().truth())?;
         let shape = self.shape();
@@ -47,6 +49,7 @@ impl Tensor {
     }
 
     /// The elements where `mask` holds, in order, rank 1; the two broadcast. Waits for their count.
+    #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor, Error> {
         let shape = kiln_ir::broadcast(&self.shape(), &mask.shape());
         let Some(shape) = shape else {
@@ -61,13 +64,14 @@ impl Tensor {
 fn sorted(x: &Tensor, axis: usize, descending: bool, take: usize) -> (Tensor, Tensor) {
     let mut outs = Tensor::apply(Op::Sort { axis: axis as u8, descending, take }, &[&x.lifted()]).into_iter();
     let (Some(mut values), Some(mut indices)) = (outs.next(), outs.next()) else { unreachable!() };
-    if x.rank() == 0 && take == 1 {
+    if x.rank() == 0 {
         (values, indices) = (values.reshape(()), indices.reshape(()));
     }
     (values, indices)
 }
 
 /// The flat places where a bool tensor holds: a stable sort brings them to the front.
+#[track_caller]
 fn places(mask: &Tensor) -> Result<Tensor, Error> {
     let count = mask.sum(()).item::<i64>()? as usize;
     Ok(sorted(&mask.reshape([mask.numel()]), 0, true, count).1)

@@ -65,22 +65,19 @@ fn grown(x: &Tensor, axis: usize, low: usize, high: usize, mode: PadMode) -> Ten
     };
     let fits = low.max(high) <= most;
     assert!(fits, "pad: {low} and {high} are too much for {mode:?} along axis {axis} of shape {:?}", x.shape());
-    let part = |from: usize, to: usize| cut(x, axis, from, to, 1);
-    let stretched = |part: Tensor, n: usize| {
-        let mut shape = x.shape();
-        shape[axis] = n;
-        part.broadcast_to(shape)
-    };
     let (before, after) = match mode {
-        PadMode::Constant(value) => (stretched(x.constant(value), low), stretched(x.constant(value), high)),
+        PadMode::Constant(value) => {
+            let value = x.constant(value);
+            (stretched(x, &value, axis, low), stretched(x, &value, axis, high))
+        }
         PadMode::Reflect => {
-            let mirrored = |from: usize, to: usize| part(from, to).flip(axis);
-            (mirrored(1.min(extent), (low + 1).min(extent)), mirrored(most - high, most))
+            (cut(x, axis, 1.min(extent), (low + 1).min(extent), 1).flip(axis), cut(x, axis, most - high, most, 1).flip(axis))
         }
         PadMode::Replicate => {
-            (stretched(part(0, 1.min(extent)), low), stretched(part(extent.saturating_sub(1), extent), high))
+            let (first, last) = (cut(x, axis, 0, 1.min(extent), 1), cut(x, axis, extent.saturating_sub(1), extent, 1));
+            (stretched(x, &first, axis, low), stretched(x, &last, axis, high))
         }
-        PadMode::Circular => (part(extent - low, extent), part(0, high)),
+        PadMode::Circular => (cut(x, axis, extent - low, extent, 1), cut(x, axis, 0, high, 1)),
     };
     match (low, high) {
         (0, _) => Tensor::cat(&[x, &after], axis as isize),
@@ -89,15 +86,22 @@ fn grown(x: &Tensor, axis: usize, low: usize, high: usize, mode: PadMode) -> Ten
     }
 }
 
+/// `part` with the shape of x, but `n` long along an axis.
+#[track_caller]
+fn stretched(x: &Tensor, part: &Tensor, axis: usize, n: usize) -> Tensor {
+    let mut shape = x.shape();
+    shape[axis] = n;
+    part.broadcast_to(shape)
+}
+
 #[track_caller]
 fn triangle(name: &str, x: &Tensor, diagonal: isize, keep: Binary) -> Tensor {
     let rank = x.rank();
     assert!(rank >= 2, "{name}: shape {:?} has no matrices", x.shape());
     let (rows, columns) = (x.shape()[rank - 2], x.shape()[rank - 1]);
-    let count = |shape: [usize; 2], axis| {
-        Tensor::create(Op::Iota { shape: shape.into(), dtype: DType::I64, axis }, x.value.device())
-    };
-    let diagonal = count([rows, 1], 0) + diagonal as i64;
-    let kept = Tensor::one(Op::Binary(keep), &[&count([1, columns], 1), &diagonal]);
+    let device = x.value.device();
+    let row = Tensor::create(Op::Iota { shape: [rows, 1].into(), dtype: DType::I64, axis: 0 }, device);
+    let column = Tensor::create(Op::Iota { shape: [1, columns].into(), dtype: DType::I64, axis: 1 }, device);
+    let kept = Tensor::one(Op::Binary(keep), &[&column, &(row + diagonal as i64)]);
     kept.select(x, &x.constant(0))
 }

@@ -95,20 +95,14 @@ impl Tensor {
 
 #[track_caller]
 fn arg(kind: ReduceKind, name: &str, x: &Tensor, axis: Option<isize>, keep: bool) -> Tensor {
-    let one = |x: &Tensor, axis: usize| {
-        Tensor::one(Op::Reduce { kind, axes: AxisSet::one(axis), keep: false }, &[x])
-    };
-    match axis {
+    let (x, shape, at) = match axis {
         Some(axis) => {
-            let axis = x.any_axis(name, axis);
-            let shape = x.shape().reduced(AxisSet::one(axis), keep);
-            one(&x.lifted(), axis).reshape(shape)
+            let at = x.any_axis(name, axis);
+            (x.lifted(), x.shape().reduced(AxisSet::one(at), keep), at)
         }
-        None => {
-            let shape = x.shape().reduced(AxisSet::all(x.rank()), keep);
-            one(&x.reshape([x.numel()]), 0).reshape(shape)
-        }
-    }
+        None => (x.reshape([x.numel()]), x.shape().reduced(AxisSet::all(x.rank()), keep), 0),
+    };
+    Tensor::one(Op::Reduce { kind, axes: AxisSet::one(at), keep: false }, &[&x]).reshape(shape)
 }
 
 #[track_caller]

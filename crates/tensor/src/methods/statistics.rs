@@ -26,13 +26,12 @@ impl Tensor {
     pub fn norm(&self, axes: impl Into<Axes>, p: f64, keep: bool) -> Tensor {
         let set = axes.into().set("norm", self);
         let x = self.widened();
-        let sum = |x: &Tensor| reduce_sum(x, set, keep);
         let out = if p == 0.0 {
-            sum(&x.truth().to_dtype(x.dtype()))
+            reduce_sum(&x.truth().to_dtype(x.dtype()), set, keep)
         } else if p == 1.0 {
-            sum(&x.abs())
+            reduce_sum(&x.abs(), set, keep)
         } else if p == 2.0 {
-            sum(&x.square()).sqrt_flat_at_zero()
+            reduce_sum(&x.square(), set, keep).sqrt_flat_at_zero()
         } else if p.is_infinite() {
             let (axes, x) = (axes_of(set), x.abs());
             match (p > 0.0, keep) {
@@ -46,7 +45,8 @@ impl Tensor {
             let size = x.abs();
             let zero = size.eq(0);
             let of_zero = if p > 0.0 { 0.0 } else { f64::INFINITY };
-            let total = sum(&size.masked_fill(&zero, 1).pow(p).masked_fill(&zero, of_zero));
+            let powers = size.masked_fill(&zero, 1).pow(p).masked_fill(&zero, of_zero);
+            let total = reduce_sum(&powers, set, keep);
             let none = total.eq(of_zero);
             total.masked_fill(&none, 1).pow(1.0 / p).masked_fill(&none, 0)
         };

@@ -1,0 +1,520 @@
+//! What is run: one generator for each class of operation. Most cases are lines of text, `operation : operands`, in
+//! which f32 stands for every dtype that `infer` takes there.
+
+use super::values::{Fill, edge_row, value};
+use kiln_cpu::reference::Value;
+use kiln_ir::text::{parse_meta, parse_op};
+use kiln_ir::*;
+use smallvec::SmallVec;
+use std::sync::{Arc, Once};
+
+/// An operation on operands.
+pub struct Case {
+    pub op: Op,
+    pub ins: Vec<Value>,
+    /// Whether it runs in every layout, or row-major only.
+    pub strided: bool,
+}
+
+macro_rules! classes {
+    ($($class:ident)*) => {
+        /// The classes of operations.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Class { $($class,)* }
+
+        impl Class {
+            pub const ALL: &'static [Class] = &[$(Class::$class,)*];
+        }
+    };
+}
+classes! {
+    Full Iota Random Unary Binary Select Cast Move Reduce Scan Dot Conv Pool Gather Scatter Sort Named Custom
+}
+
+/// An operation's class. A class that is new in the IR does not compile here, and then needs cases below.
+pub fn class(op: &Op) -> Class {
+    match op {
+        Op::Full { .. } => Class::Full,
+        Op::Iota { .. } => Class::Iota,
+        Op::Random { .. } => Class::Random,
+        Op::Unary(_) => Class::Unary,
+        Op::Binary(_) => Class::Binary,
+        Op::Select => Class::Select,
+        Op::Cast(_) => Class::Cast,
+        Op::Move(_) => Class::Move,
+        Op::Reduce { .. } => Class::Reduce,
+        Op::Scan { .. } => Class::Scan,
+        Op::Dot { .. } => Class::Dot,
+        Op::Conv { .. } => Class::Conv,
+        Op::Pool { .. } => Class::Pool,
+        Op::Gather { .. } => Class::Gather,
+        Op::Scatter { .. } => Class::Scatter,
+        Op::Sort { .. } => Class::Sort,
+        Op::Named(_) => Class::Named,
+        Op::Custom(_) => Class::Custom,
+    }
+}
+
+/// The cases of a class.
+pub fn cases(class: Class) -> Vec<Case> {
+    match class {
+        Class::Full => full(),
+        Class::Iota => iota(),
+        Class::Random => random(),
+        Class::Unary => unary(),
+        Class::Binary => binary(),
+        Class::Select => lines(SELECT),
+        Class::Cast => cast(),
+        Class::Move => lines(MOVE),
+        Class::Reduce => lines(REDUCE),
+        Class::Scan => lines(SCAN),
+        Class::Dot => lines(DOT),
+        Class::Conv => lines(CONV),
+        Class::Pool => lines(POOL),
+        Class::Gather => lines(GATHER),
+        Class::Scatter => lines(SCATTER),
+        Class::Sort => lines(SORT),
+        Class::Named => lines(NAMED),
+        Class::Custom => custom_cases(),
+    }
+}
+
+fn dense(op: Op, ins: Vec<Value>) -> Case {
+    Case { op, ins, strided: false }
+}
+
+fn plain() -> impl Iterator<Item = DType> {
+    DType::ALL.into_iter().filter(|d| !d.is_quantised())
+}
+
+fn shapes() -> [Shape; 6] {
+    [Shape::from([]), [0].into(), [1].into(), [17].into(), [3, 0, 2].into(), [2, 3, 5].into()]
+}
+
+fn full() -> Vec<Case> {
+    let edges = |dtype| {
+        let row = edge_row(dtype, Fill::Any);
+        let size = dtype.size();
+        let bits = |b: &[u8]| b.iter().rev().fold(0u64, |n, &b| n << 8 | b as u64);
+        row.to_bytes().chunks(size).map(|b| Scalar::from_bits(dtype, bits(b))).collect::<Vec<_>>()
+    };
+    let one = |shape: Shape, value: Scalar| dense(Op::Full { shape, value }, Vec::new());
+    let values = plain().flat_map(|d| edges(d).into_iter().map(move |x| one([2].into(), x)));
+    let sizes = plain().flat_map(|d| shapes().map(|shape| one(shape, Scalar::from_f64(d, 1.0))));
+    values.chain(sizes).collect()
+}
+
+fn iota() -> Vec<Case> {
+    let mut out = Vec::new();
+    for dtype in plain() {
+        for shape in [Shape::from([0]), [1].into(), [300].into(), [2, 0, 3].into(), [2, 3, 4].into()] {
+            let axes = 0..shape.len() as u8;
+            let ops = axes.map(|axis| Op::Iota { shape, dtype, axis }).filter(|op| infer(op, &[]).is_ok());
+            out.extend(ops.map(|op| dense(op, Vec::new())));
+        }
+    }
+    out
+}
+
+fn random() -> Vec<Case> {
+    let mut out = Vec::new();
+    for kind in [RandomKind::Bits, RandomKind::Uniform, RandomKind::Normal] {
+        for dtype in plain() {
+            for (shape, key, offset) in
+                shapes().into_iter().zip(0u64..).map(|(s, i)| (s, i * 77, i)).chain([([1025].into(), u64::MAX, u64::MAX)])
+            {
+                let op = Op::Random { kind, shape, dtype, key, offset };
+                if infer(&op, &[]).is_ok() {
+                    out.push(dense(op, Vec::new()));
+                }
+            }
+        }
+    }
+    out
+}
+
+fn unary() -> Vec<Case> {
+    let mut out = Vec::new();
+    for &op in Unary::ALL {
+        let op = Op::Unary(op);
+        for dtype in DType::ALL {
+            let fits = |shape: Shape| infer(&op, &[Meta { dtype, shape }]).is_ok();
+            if !fits([32].into()) {
+                continue;
+            }
+            out.push(dense(op.clone(), vec![edge_row(dtype, Fill::Any)]));
+            for shape in shapes() {
+                out.push(Case { op: op.clone(), ins: vec![value(Meta { dtype, shape }, Fill::Any, 1)], strided: shape.len() == 3 });
+            }
+        }
+        // Around a tile, and around what one thread takes.
+        for n in [511, 1023, 1024, 1025, 32 * 1024 + 1] {
+            if infer(&op, &[Meta::new(DType::F32, [n])]).is_ok() {
+                out.push(dense(op.clone(), vec![value(Meta::new(DType::F32, [n]), Fill::Any, 2)]));
+            }
+        }
+    }
+    out
+}
+
+fn binary() -> Vec<Case> {
+    let mut out = Vec::new();
+    for &kind in Binary::ALL {
+        let op = Op::Binary(kind);
+        let right = match kind {
+            Binary::FloorDivide => Fill::Denominator,
+            kind if kind.divides() => Fill::Divisor,
+            _ => Fill::Any,
+        };
+        let mut push = |a: Value, b: Value, strided: bool| {
+            if infer(&op, &[a.meta(), b.meta()]).is_ok() {
+                out.push(Case { op: op.clone(), ins: vec![a, b], strided });
+            }
+        };
+        for dtype in plain() {
+            let meta = |shape: &[usize]| Meta { dtype, shape: shape.into() };
+            // Every edge with every edge.
+            let (a, b) = (edge_row(dtype, Fill::Any), edge_row(dtype, right));
+            let n = a.shape[0];
+            push(Value { shape: [n, 1].into(), ..a }, Value { shape: [1, n].into(), ..b }, false);
+            let pairs: [(&[usize], &[usize]); 10] = [
+                (&[], &[]), (&[0], &[0]), (&[0, 3], &[1]), (&[1], &[5]), (&[5], &[]), (&[2, 3, 5], &[2, 3, 5]),
+                (&[3, 1], &[4, 1, 5]), (&[2, 3, 5], &[5]), (&[2, 3, 1], &[1, 5]), (&[17], &[17]),
+            ];
+            for (a, b) in pairs {
+                push(value(meta(a), Fill::Any, 3), value(meta(b), right, 4), a.len() * b.len() > 1);
+            }
+        }
+        for (a, b) in [([1025], [1025]), ([33_000], [1]), ([1], [1023])] {
+            let (a, b) = (Meta::new(DType::F32, a), Meta::new(DType::F32, b));
+            push(value(a, Fill::Any, 5), value(b, right, 6), false);
+        }
+    }
+    out
+}
+
+fn cast() -> Vec<Case> {
+    let mut out = Vec::new();
+    for from in DType::ALL {
+        for to in DType::ALL {
+            let op = Op::Cast(to);
+            let mut push = |x: Value, strided: bool| {
+                if infer(&op, &[x.meta()]).is_ok() {
+                    out.push(Case { op: op.clone(), ins: vec![x], strided });
+                }
+            };
+            if !from.is_quantised() && !to.is_quantised() {
+                push(edge_row(from, Fill::Any), false);
+            }
+            for shape in [Shape::from([]), [0].into(), [7].into(), [2, 3, 5].into(), [2, 64].into(), [3, 0, 32].into()] {
+                let meta = Meta { dtype: from, shape };
+                // What packing does with infinities is the packer's affair.
+                let fill = if to.is_quantised() { Fill::Tame } else { Fill::Any };
+                if meta.check().is_ok() {
+                    push(value(meta, fill, 7), true);
+                }
+            }
+        }
+    }
+    out
+}
+
+/// The cases of lines: with tame values in every layout, with edges row-major.
+fn lines(lines: &[&str]) -> Vec<Case> {
+    let mut out = Vec::new();
+    for line in lines {
+        let (op, metas) = line.split_once(" : ").expect("a line is `operation : operands`");
+        let op = parse_op(op).expect("an operation");
+        let metas: Vec<Meta> = metas.split_whitespace().map(|m| parse_meta(m).expect("a meta")).collect();
+        let large = metas.iter().any(|m| m.shape.numel() > 512);
+        for dtype in plain() {
+            let swap = |m: &Meta| if m.dtype == DType::F32 { Meta { dtype, ..*m } } else { *m };
+            let metas: Vec<Meta> = metas.iter().map(swap).collect();
+            // Of large ones a float and an integer will do.
+            let wanted = !large || matches!(dtype, DType::F32 | DType::BF16 | DType::I32);
+            if !wanted || infer(&op, &metas).is_err() {
+                continue;
+            }
+            for fill in [Fill::Tame, Fill::Any] {
+                let operand = |(i, meta): (usize, &Meta)| value(*meta, fill_of(&op, i, &metas, fill), 10 + i as u64);
+                let ins = metas.iter().enumerate().map(operand).collect();
+                out.push(Case { op: op.clone(), ins, strided: fill == Fill::Tame });
+            }
+        }
+    }
+    out
+}
+
+/// Indices stay in range; everything else is filled as asked.
+fn fill_of(op: &Op, i: usize, metas: &[Meta], fill: Fill) -> Fill {
+    match op {
+        Op::Gather { axis, .. } | Op::Scatter { axis, .. } if i == 1 => Fill::Index(metas[0].shape[*axis as usize]),
+        _ => fill,
+    }
+}
+
+#[rustfmt::skip]
+const SELECT: &[&str] = &[
+    "select : bool[2,3] f32[3] f32[2,1]",
+    "select : bool[] f32[] f32[4]",
+    "select : bool[0] f32[1] f32[]",
+    "select : bool[2,1,5] f32[2,3,5] f32[2,3,5]",
+    "select : bool[1025] f32[1025] f32[1]",
+];
+
+#[rustfmt::skip]
+const MOVE: &[&str] = &[
+    "reshape shape=[6] : f32[2,3]",
+    "reshape shape=[3,2] : f32[2,3]",
+    "reshape shape=[2,2,3,5] : f32[4,15]",
+    "reshape shape=[5,2,3,2] : f32[2,6,5]",
+    "reshape shape=[] : f32[1,1]",
+    "reshape shape=[1] : f32[]",
+    "reshape shape=[0,7] : f32[0,3]",
+    "permute order=[2,0,1] : f32[2,3,4]",
+    "permute order=[1,0] : f32[33,31]",
+    "permute order=[] : f32[]",
+    "permute order=[1,0] : f32[0,3]",
+    "expand shape=[4,2,3] : f32[2,1]",
+    "expand shape=[0,3] : f32[1,3]",
+    "expand shape=[] : f32[]",
+    "expand shape=[5,7] : f32[]",
+    "slice axis=1 start=1 end=5 step=2 : f32[2,5]",
+    "slice axis=0 start=2 end=2 step=1 : f32[3]",
+    "slice axis=1 start=3 end=5 step=1 : f32[0,5]",
+    "slice axis=0 start=1 end=3 step=100 : f32[3,2]",
+    "slice axis=0 start=0 end=3 step=18446744073709551615 : f32[3,2]",
+    "assign axis=1 start=1 end=5 step=3 : f32[2,6] f32[2,2]",
+    "assign axis=0 start=0 end=0 step=1 : f32[3] f32[0]",
+    "assign axis=0 start=0 end=3 step=1 : f32[3,2] f32[3,2]",
+    "assign axis=1 start=2 end=3 step=1 : f32[0,5] f32[0,1]",
+    "flip axes=[0,2] : f32[2,2,3]",
+    "flip axes=[] : f32[]",
+    "flip axes=[0,1] : f32[0,5]",
+    "flip axes=[0] : f32[1025]",
+    "cat axis=1 : f32[2,1] f32[2,3] f32[2,0]",
+    "cat axis=0 : f32[3]",
+    "cat axis=0 : f32[0] f32[0]",
+    "cat axis=0 : f32[513,2] f32[1,2] f32[511,2]",
+];
+
+#[rustfmt::skip]
+const REDUCE: &[&str] = &[
+    "sum axes=[0,2] keep=false : f32[2,3,5]",
+    "sum axes=[0,2] keep=true : f32[2,3,5]",
+    "sum axes=[1] keep=false : f32[2,3,5]",
+    "sum axes=[] keep=false : f32[]",
+    "sum axes=[] keep=false : f32[2,3]",
+    "sum axes=[0] keep=false : f32[0,2]",
+    "sum axes=[0] keep=false : f32[15]",
+    "sum axes=[0] keep=false : f32[16]",
+    "sum axes=[0] keep=false : f32[17]",
+    "sum axes=[1] keep=false : f32[3,1]",
+    "sum axes=[0] keep=false : f32[511]",
+    "sum axes=[0] keep=false : f32[513]",
+    "sum axes=[1] keep=false : f32[2,1025]",
+    "sum axes=[0] keep=false : f32[1025,3]",
+    "sum axes=[0] keep=false : f32[3,1025]",
+    "sum axes=[0,1] keep=false : f32[181,183]",
+    "sum axes=[1] keep=true : f32[1100,33]",
+    "sum axes=[0] keep=false : f32[66000]",
+    "mean axes=[1] keep=false : f32[2,3]",
+    "mean axes=[0,1] keep=true : f32[2,3]",
+    "mean axes=[0] keep=false : f32[0,2]",
+    "mean axes=[0] keep=false : f32[65,2]",
+    "mean axes=[0] keep=false : f32[5000]",
+    "prod axes=[1] keep=false : f32[2,3]",
+    "prod axes=[0] keep=true : f32[3,2]",
+    "prod axes=[0] keep=false : f32[0,2]",
+    "prod axes=[0] keep=false : f32[600]",
+    "max axes=[1] keep=false : f32[2,3]",
+    "max axes=[0,2] keep=true : f32[2,2,3]",
+    "max axes=[] keep=false : f32[]",
+    "max axes=[1] keep=false : f32[0,0]",
+    "max axes=[0] keep=false : f32[1025]",
+    "min axes=[0,1] keep=false : f32[2,3]",
+    "min axes=[0] keep=false : f32[65,3]",
+    "any axes=[0] keep=false : bool[2,3]",
+    "any axes=[0] keep=false : bool[0,3]",
+    "all axes=[] keep=false : bool[]",
+    "all axes=[0,1] keep=true : bool[2,3]",
+    "argmax axes=[0] keep=false : f32[40]",
+    "argmax axes=[0] keep=true : f32[3,4]",
+    "argmin axes=[1] keep=true : f32[2,40]",
+];
+
+#[rustfmt::skip]
+const SCAN: &[&str] = &[
+    "cumsum axis=1 reverse=false : f32[2,4]",
+    "cumsum axis=0 reverse=true : f32[3,2]",
+    "cumsum axis=0 reverse=false : f32[0]",
+    "cumsum axis=0 reverse=false : f32[1025]",
+    "cumprod axis=1 reverse=false : f32[2,4]",
+    "cumprod axis=0 reverse=true : f32[4,2]",
+    "cumprod axis=0 reverse=false : f32[1]",
+    "linear_scan axis=1 reverse=false : f32[2,4] f32[2,4]",
+    "linear_scan axis=0 reverse=true : f32[4,2] f32[4,2]",
+    "linear_scan axis=0 reverse=true : f32[0] f32[0]",
+];
+
+#[rustfmt::skip]
+const DOT: &[&str] = &[
+    "dot transpose=false : f32[1,1] f32[1,1]",
+    "dot transpose=false : f32[2,3] f32[3,4]",
+    "dot transpose=true : f32[2,3] f32[4,3]",
+    "dot transpose=false : f32[2,2,3] f32[3,2]",
+    "dot transpose=true : f32[2,2,3] f32[1,4,3]",
+    "dot transpose=false : f32[2,3] f32[2,3,2]",
+    "dot transpose=false : f32[2,1,2,3] f32[3,3,2]",
+    "dot transpose=true : f32[1,2,3] f32[2,2,3]",
+    "dot transpose=false : f32[2,0] f32[0,3]",
+    "dot transpose=true : f32[0,2,3] f32[4,3]",
+    "dot transpose=false : f32[3,0,2] f32[2,3]",
+    "dot transpose=false : f32[1,17] f32[17,1]",
+    "dot transpose=false : f32[17,16] f32[16,15]",
+    "dot transpose=false : f32[1,513] f32[513,3]",
+    "dot transpose=true : f32[3,511] f32[17,511]",
+    "dot transpose=false : f32[33,1025] f32[1025,2]",
+    "dot transpose=false : f32[130,129] f32[129,131]",
+    "dot transpose=true : f32[5,64] q8[7,64]",
+    "dot transpose=false : f32[5,7] q8[7,64]",
+    "dot transpose=true : f32[2,3,32] q4[7,32]",
+    "dot transpose=false : f32[1,2] q4[2,32]",
+];
+
+#[rustfmt::skip]
+const CONV: &[&str] = &[
+    "conv stride=[2,1,1] low=[1,0,0] high=[0,0,0] dilation=[1,1,1] extent=[0,0,0] groups=1 : f32[2,2,5] f32[3,2,2]",
+    "conv stride=[1,1,1] low=[0,0,0] high=[1,0,0] dilation=[2,1,1] extent=[0,0,0] groups=2 : f32[1,4,4] f32[2,2,2]",
+    "conv stride=[2,1,1] low=[1,0,0] high=[1,1,0] dilation=[1,2,1] extent=[0,0,0] groups=1 : f32[1,1,4,4] f32[2,1,3,2]",
+    "conv stride=[1,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[0,0,0] groups=1 : f32[1,1,2,2,2] f32[1,1,2,1,2]",
+    "conv stride=[1,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[0,0,0] groups=1 : f32[0,2,5] f32[3,2,2]",
+    "conv stride=[1,1,1] low=[1,1,0] high=[1,1,0] dilation=[1,1,1] extent=[0,0,0] groups=1 : f32[2,5,9,7] f32[6,5,3,3]",
+    "conv_input stride=[2,1,1] low=[1,0,0] high=[1,0,0] dilation=[1,1,1] extent=[6,0,0] groups=1 : f32[2,3,3] f32[3,2,2]",
+    "conv_input stride=[2,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[8,0,0] groups=2 : f32[1,2,3] f32[2,1,2]",
+    "conv_input stride=[2,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[1,0,0] groups=1 : f32[1,2,0] f32[2,1,2]",
+    "conv_weight stride=[2,1,1] low=[1,0,0] high=[0,0,0] dilation=[1,1,1] extent=[2,0,0] groups=1 : f32[2,2,5] f32[2,3,3]",
+    "conv_weight stride=[1,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[2,0,0] groups=2 : f32[1,4,5] f32[1,2,3]",
+];
+
+#[rustfmt::skip]
+const POOL: &[&str] = &[
+    "max_pool kernel=[2,1,1] stride=[2,1,1] low=[1,0,0] high=[0,0,0] dilation=[1,1,1] extent=[0,0,0] : f32[2,2,5]",
+    "max_pool kernel=[2,2,1] stride=[1,2,1] low=[0,0,0] high=[0,0,0] dilation=[1,2,1] extent=[0,0,0] : f32[1,2,3,5]",
+    "max_pool kernel=[2,1,1] stride=[1,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[0,0,0] : f32[0,2,5]",
+    "sum_pool kernel=[3,1,1] stride=[2,1,1] low=[1,0,0] high=[1,0,0] dilation=[1,1,1] extent=[0,0,0] : f32[1,2,6]",
+    "sum_pool kernel=[2,2,1] stride=[1,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,2,1] extent=[0,0,0] : f32[1,1,3,4]",
+    "sum_pool_input kernel=[3,1,1] stride=[2,1,1] low=[1,0,0] high=[1,0,0] dilation=[1,1,1] extent=[7,0,0] : f32[1,2,2]",
+    "sum_pool_input kernel=[3,1,1] stride=[2,1,1] low=[0,0,0] high=[0,0,0] dilation=[1,1,1] extent=[1,0,0] : f32[1,2,0]",
+];
+
+#[rustfmt::skip]
+const GATHER: &[&str] = &[
+    "gather axis=1 : f32[3,2] i64[2,4]",
+    "gather axis=0 : f32[3] i32[0]",
+    "gather axis=0 : f32[5,3] u8[7,2]",
+    "take axis=1 : f32[2,3,2] i64[2,2]",
+    "take axis=0 : f32[3] i64[]",
+    "take axis=0 : f32[2,2] u8[0]",
+    "take axis=0 : f32[0,2] i16[0]",
+    "take axis=0 : f32[70,9] i8[33]",
+    "take axis=0 : f32[7,3] u64[2,2]",
+];
+
+#[rustfmt::skip]
+const SCATTER: &[&str] = &[
+    "scatter axis=1 : f32[3,2] i64[2,1] f32[2,1]",
+    "scatter axis=0 : f32[3] i64[0] f32[0]",
+    "scatter axis=0 : f32[3,2] u16[7,2] f32[7,2]",
+    "scatter_add axis=1 : f32[3,2] i64[2,4] f32[2,4]",
+    "scatter_add axis=0 : f32[2] i32[9] f32[9]",
+    "take_add axis=1 : f32[2,3] i64[2,2] f32[2,2,2]",
+    "take_add axis=0 : f32[2] i64[] f32[]",
+    "take_add axis=0 : f32[5,3] u32[17] f32[17,3]",
+];
+
+#[rustfmt::skip]
+const SORT: &[&str] = &[
+    "sort axis=1 descending=false take=3 : f32[2,3]",
+    "sort axis=0 descending=true take=2 : f32[4,2]",
+    "sort axis=0 descending=true take=0 : f32[4]",
+    "sort axis=0 descending=false take=50 : f32[50]",
+    "sort axis=0 descending=true take=50 : f32[50]",
+    "sort axis=1 descending=false take=0 : f32[3,0]",
+];
+
+#[rustfmt::skip]
+const NAMED: &[&str] = &[
+    "softmax axis=1 : f32[2,3]",
+    "softmax axis=0 : f32[3,2]",
+    "softmax axis=1 : f32[2,0]",
+    "softmax axis=1 : f32[3,1025]",
+    "log_softmax axis=1 : f32[2,3]",
+    "log_softmax axis=0 : f32[0]",
+    "layer_norm axes=1 eps=1e-5 : f32[2,3]",
+    "layer_norm axes=1 eps=1e-5 : f32[2,3] f32[3]",
+    "layer_norm axes=2 eps=1e-5 : f32[2,2,3] f32[2,3] f32[2,3]",
+    "layer_norm axes=1 eps=1e-5 : f32[0,3] f32[3] f32[3]",
+    "layer_norm axes=1 eps=1e-5 : f32[2,0] f32[0] f32[0]",
+    "layer_norm axes=1 eps=1e-5 : f32[5,513] f32[513] f32[513]",
+    "rms_norm axes=1 eps=1e-5 : f32[2,3]",
+    "rms_norm axes=2 eps=1e-5 : f32[2,2,2] f32[2,2]",
+    "attention causal=false scale=0.5 : f32[2,3,2] f32[2,4,2] f32[2,4,3]",
+    "attention causal=true scale=0.7 : f32[3,2] f32[3,2] f32[3,1]",
+    "attention causal=true scale=0.7 : f32[1,2,3,2] f32[1,2,3,2] f32[1,2,3,2] f32[2,1,3]",
+    "attention causal=false scale=1.0 : f32[2,2] f32[3,2] f32[3,2] f32[]",
+    "attention causal=false scale=1.0 : f32[2,2] f32[0,2] f32[0,2]",
+];
+
+/// `attrs[0]` times the first operand plus the second, in i32, and the number of elements.
+struct Axpy;
+
+pub const AXPY: &str = "conform.axpy";
+
+impl custom::CustomOp for Axpy {
+    fn name(&self) -> &str {
+        AXPY
+    }
+
+    fn outputs(&self) -> usize {
+        2
+    }
+
+    fn infer(&self, _: &[u8], ins: &[Meta]) -> Result<SmallVec<[Meta; 2]>, OpError> {
+        match ins {
+            [a, b] if a == b && a.dtype == DType::I32 => Ok(smallvec::smallvec![*a, Meta::new(DType::I64, [])]),
+            _ => Err(OpError::Custom { op: AXPY.into(), message: "takes two i32 tensors of one shape".into() }),
+        }
+    }
+
+    fn eval(&self, attrs: &[u8], ins: &[(Meta, &[u8])], outs: &mut [(Meta, &mut [u8])]) -> Result<(), String> {
+        let factor = *attrs.first().ok_or("the factor is missing")? as i32;
+        let numbers = |bytes: &[u8]| -> Vec<i32> {
+            bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        };
+        let (a, b) = (numbers(ins[0].1), numbers(ins[1].1));
+        if a.contains(&i32::MIN) {
+            return Err("the smallest number is refused".into());
+        }
+        for ((out, a), b) in outs[0].1.chunks_exact_mut(4).zip(&a).zip(&b) {
+            out.copy_from_slice(&factor.wrapping_mul(*a).wrapping_add(*b).to_le_bytes());
+        }
+        outs[1].1.copy_from_slice(&(a.len() as i64).to_le_bytes());
+        Ok(())
+    }
+}
+
+/// The custom operation of the suite, registered.
+pub fn axpy(factor: u8) -> Op {
+    static REGISTER: Once = Once::new();
+    REGISTER.call_once(|| {
+        custom::register(Axpy).expect("no other operation has this name");
+    });
+    Op::Custom(Arc::new(CustomCall { name: AXPY.into(), attrs: vec![factor] }))
+}
+
+fn custom_cases() -> Vec<Case> {
+    let meta = |shape: Shape| Meta { dtype: DType::I32, shape };
+    let operands = |shape| vec![value(meta(shape), Fill::Tame, 1), value(meta(shape), Fill::Tame, 2)];
+    shapes().map(|shape| Case { op: axpy(3), ins: operands(shape), strided: true }).into()
+}

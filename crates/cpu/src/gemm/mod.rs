@@ -1,0 +1,227 @@
+//! Matrix products whose bits depend on the operands alone.
+//!
+//! `C[i,j]` has one order of additions, given by K: K is cut into panels of 512, inside a panel
+//! `acc = fma(a[i,k], b[k,j], acc)` from 0 with k ascending, and panels are added up in order. [`route`] picks a path by
+//! shape and strides (`direct`, `chains`, `rows`, `packed`); every path, ISA, stride and split keeps that order, so it
+//! can be chosen by speed alone. A path reads operands through `scalar`, keeps what it packs in `scratch` and loops in
+//! `kernel`, over the registers of `x86` where there are any. Called by the CPU device, one call a matrix; splits large
+//! products over `pool`. Products commute bit for bit (except for which NaN comes out of two), so operands are exchanged
+//! where that suits the layout of C. Deliberately absent: alpha, beta, epilogues, batches.
+
+mod isa;
+
+mod packed;
+mod rows;
+mod chains;
+mod direct;
+mod half;
+mod integer;
+
+mod scratch;
+mod scalar;
+mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(test)]
+mod tests;
+
+pub use half::{Half, gemm_half};
+pub use integer::{GemmInt, gemm_int};
+pub use isa::{Isa, isa};
+pub use scalar::GemmScalar;
+
+use chains::chains;
+use kernel::Kernel;
+use packed::packed;
+use rows::rows;
+use scalar::{Compute, Source};
+
+/// A matrix to read: element (i, j) is at `ptr + i * rs + j * cs`, counted in elements. Strides may be 0 or negative.
+#[derive(Debug)]
+pub struct Mat<T> {
+    /// Element (0, 0).
+    pub ptr: *const T,
+    /// Distance between rows.
+    pub rs: isize,
+    /// Distance between columns.
+    pub cs: isize,
+}
+
+/// A matrix to write; as [`Mat`], but its elements must not overlap.
+#[derive(Debug)]
+pub struct MatMut<T> {
+    /// Element (0, 0).
+    pub ptr: *mut T,
+    /// Distance between rows.
+    pub rs: isize,
+    /// Distance between columns.
+    pub cs: isize,
+}
+
+/// C = A B for floats, with A of m × k, B of k × n and C of m × n. With k = 0 it writes zeros.
+///
+/// # Safety
+/// All elements of `a` and `b` are readable and all of `c` writable for the call; those of `c` are distinct, overlap
+/// neither input, and nobody else accesses them meanwhile.
+pub unsafe fn gemm<T: GemmScalar>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
+    // SAFETY: the caller's promise, and `isa()` is supported here.
+    unsafe { T::run(isa(), Product { m, n, k, a, b, c }) }
+}
+
+impl<T> Clone for Mat<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for Mat<T> {}
+impl<T> Clone for MatMut<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<T> Copy for MatMut<T> {}
+
+// SAFETY: views are addresses and strides; the promise of whoever multiplies them holds for any thread of the call.
+unsafe impl<T: Sync> Send for Mat<T> {}
+// SAFETY: as above.
+unsafe impl<T: Sync> Sync for Mat<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Send for MatMut<T> {}
+// SAFETY: as above; chunks of a call write distinct parts.
+unsafe impl<T: Send> Sync for MatMut<T> {}
+
+impl<T> Mat<T> {
+    fn swapped(self) -> Self {
+        Mat { ptr: self.ptr, rs: self.cs, cs: self.rs }
+    }
+
+    /// # Safety
+    /// (i, j) is in the matrix.
+    #[inline(always)]
+    unsafe fn at(self, i: usize, j: usize) -> *const T {
+        // SAFETY: the caller's promise.
+        unsafe { self.ptr.offset(i as isize * self.rs + j as isize * self.cs) }
+    }
+}
+
+impl<T> MatMut<T> {
+    fn swapped(self) -> Self {
+        MatMut { ptr: self.ptr, rs: self.cs, cs: self.rs }
+    }
+
+    /// # Safety
+    /// (i, j) is in the matrix.
+    #[inline(always)]
+    unsafe fn at(self, i: usize, j: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.ptr.offset(i as isize * self.rs + j as isize * self.cs) }
+    }
+}
+
+/// The terms of the order: also the most of K that a packed strip holds.
+const PANEL: usize = 512;
+/// Up to this many multiplications packing costs more than it saves.
+const DIRECT_WORK: usize = 4096;
+/// From this many on (about 6 µs on one core) waking a worker pays.
+const PARALLEL_WORK: usize = 1 << 19;
+/// Up to this many, each thread packs all it needs: packing twice is cheaper than fetching from another core's cache.
+const APART_WORK: usize = 20 << 20;
+/// An operand this thin is read once, so speed is that of memory.
+const SKINNY: usize = 4;
+
+/// One call: operands of S computed in T.
+struct Product<S, T> {
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Mat<S>,
+    b: Mat<S>,
+    c: MatMut<T>,
+}
+
+impl<S, T> Clone for Product<S, T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<S, T> Copy for Product<S, T> {}
+
+impl<S, T> Product<S, T> {
+    /// The same product as seen from the transposed C.
+    fn swapped(self) -> Self {
+        let Product { m, n, k, a, b, c } = self;
+        Product { m: n, n: m, k, a: b.swapped(), b: a.swapped(), c: c.swapped() }
+    }
+
+    fn work(&self) -> usize {
+        self.m.saturating_mul(self.n).saturating_mul(self.k)
+    }
+
+    /// Worth splitting. Thin products count what they read: they wait for memory.
+    fn wide(&self) -> bool {
+        let read = (self.m.saturating_add(self.n)).saturating_mul(self.k);
+        self.work().max(read.saturating_mul(4)) >= PARALLEL_WORK
+    }
+}
+
+/// Panels of K as (start, length).
+fn panels(k: usize) -> impl Iterator<Item = (usize, usize)> {
+    (0..k).step_by(PANEL).map(move |at| (at, PANEL.min(k - at)))
+}
+
+/// Picks the path.
+///
+/// # Safety
+/// As for `gemm`, and the instruction set of `K` is supported.
+unsafe fn route<K: Kernel<T>, S: Source<T>, T: Compute>(mut p: Product<S, T>) {
+    if p.m == 0 || p.n == 0 {
+        return;
+    }
+    if p.k == 0 {
+        // SAFETY: the caller's promise.
+        return unsafe { fill(p.m, p.n, p.c) };
+    }
+    let thin = p.m.min(p.n) <= SKINNY;
+    if (thin && p.n < p.m) || (!thin && p.c.cs != 1 && p.c.rs == 1) {
+        p = p.swapped();
+    }
+    // SAFETY: the caller's promise in all four.
+    unsafe {
+        if p.n <= SKINNY && p.k > 2 * PANEL {
+            chains::<K, S, T>(p);
+        } else if p.work() <= DIRECT_WORK {
+            K::direct(p);
+        } else if thin && p.b.cs == 1 {
+            rows::<K, S, T>(p);
+        } else {
+            packed::<K, S, T>(p);
+        }
+    }
+}
+
+/// # Safety
+/// As for `gemm`.
+unsafe fn fill<T: Copy + Default>(m: usize, n: usize, c: MatMut<T>) {
+    for i in 0..m {
+        for j in 0..n {
+            // SAFETY: the caller's promise.
+            unsafe { c.at(i, j).write(T::default()) };
+        }
+    }
+}
+
+/// Writes one panel's sums of a row to C, or adds them to what the panels before gave.
+///
+/// # Safety
+/// `c` is writable at n places `cs` apart, `from` readable.
+#[inline(always)]
+unsafe fn put<T: Compute>(c: *mut T, cs: isize, from: *const T, n: usize, add: bool) {
+    for j in 0..n {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (c, x) = (c.offset(j as isize * cs), *from.add(j));
+            *c = if add { (*c).plus(x) } else { x };
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! A method that does not fit its operands panics at the caller's line, and says what does not fit.
+
+use kiln_tensor::*;
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
+use std::sync::Mutex;
+
+/// What the panic of `f` says, and in which file.
+fn panic_of(f: impl FnOnce()) -> (String, String) {
+    static SAID: Mutex<(String, String)> = Mutex::new((String::new(), String::new()));
+    set_hook(Box::new(|info| {
+        let text = info.payload().downcast_ref::<String>().cloned();
+        let text = text.or_else(|| info.payload().downcast_ref::<&str>().map(|s| s.to_string()));
+        let file = info.location().map(|at| at.file().to_string());
+        *SAID.lock().unwrap() = (text.unwrap_or_default(), file.unwrap_or_default());
+    }));
+    let result = catch_unwind(AssertUnwindSafe(f));
+    let _ = take_hook();
+    assert!(result.is_err(), "it did not panic");
+    SAID.lock().unwrap().clone()
+}
+
+// One test, because the panic hook belongs to the process.
+#[test]
+fn misuse_is_told_at_the_callers_line() {
+    let device = Device::cpu();
+    let x = Tensor::ones([2, 3], &device);
+    let cube = Tensor::ones([2, 3, 4], &device);
+    let ints = Tensor::arange(0, 6, 1, &device);
+    let cases: Vec<(Box<dyn Fn() + '_>, &[&str])> = vec![
+        (Box::new(|| drop(&x + &cube)), &["add", "[2, 3]", "[2, 3, 4]"]),
+        (Box::new(|| drop(x.sum(2))), &["sum", "axis 2", "[2, 3]"]),
+        (Box::new(|| drop(x.sum([0, -2]))), &["sum", "twice"]),
+        (Box::new(|| drop(ints.mean(()))), &["mean", "i64"]),
+        (Box::new(|| drop(x.reshape([4, -1]))), &["reshape", "[4, -1]", "[2, 3]"]),
+        (Box::new(|| drop(x.reshape([7]))), &["reshape", "[7]", "[2, 3]"]),
+        (Box::new(|| drop(x.permute([0, 0]))), &["permute", "[2, 3]"]),
+        (Box::new(|| drop(x.expand([3, 3]))), &["expand", "[3, 3]", "[2, 3]"]),
+        (Box::new(|| drop(x.narrow(1, 2, 2))), &["narrow", "axis 1", "[2, 3]"]),
+        (Box::new(|| drop(x.get((0, 3)))), &["get", "index 3", "[2, 3]"]),
+        (Box::new(|| drop(Tensor::cat(&[&x, &cube], 0))), &["cat", "[2, 3]", "[2, 3, 4]"]),
+        (Box::new(|| drop(Tensor::stack(&[&x, &cube], 0))), &["stack", "[2, 3]", "[2, 3, 4]"]),
+        (Box::new(|| drop(x.pad(&[3, 0], PadMode::Reflect))), &["pad", "Reflect", "[2, 3]"]),
+        (Box::new(|| drop(x.matmul(&x))), &["dot", "[2, 3]"]),
+        (Box::new(|| drop(x.linear(&cube, None))), &["linear", "[2, 3, 4]"]),
+        (Box::new(|| drop(x.conv2d(&x, None, ConvOptions::default()))), &["conv2d", "[2, 3]"]),
+        (Box::new(|| drop(cube.max_pool1d(9, PoolOptions::default()))), &["max_pool", "[2, 3, 4]"]),
+        (Box::new(|| drop(x.gather(0, &x))), &["gather", "f32"]),
+        (Box::new(|| drop(x.topk(4, 1, true))), &["topk", "4", "[2, 3]"]),
+        (Box::new(|| drop(ints.softmax(0))), &["softmax", "i64"]),
+        (Box::new(|| drop(x.cross_entropy(&ints))), &["cross_entropy", "i64[6]", "f32[2,3]"]),
+        (Box::new(|| drop(x.quantize(DType::F16))), &["quantize", "f16"]),
+        (Box::new(|| drop(x.quantize(DType::Q8))), &["q8", "[2, 3]"]),
+        (Box::new(|| drop(x.backward())), &["backward", "not tracked"]),
+    ];
+    for (i, (f, words)) in cases.iter().enumerate() {
+        let (text, file) = panic_of(f);
+        assert!(words.iter().all(|word| text.contains(word)), "case {i}: {text}");
+        assert!(file.ends_with("misuse.rs"), "case {i}: {text} at {file}");
+    }
+}
