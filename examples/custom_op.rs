@@ -31,7 +31,14 @@ impl CustomOp for Cube {
         Ok(())
     }
 
-    fn grad<'a>(&self, _: &[u8], grads: &[Option<V<'a>>], ins: &[V<'a>], _: &[V<'a>], _: usize) -> Option<V<'a>> {
+    fn grad<'a>(
+        &self,
+        _: &[u8],
+        grads: &[Option<V<'a>>],
+        ins: &[V<'a>],
+        _: &[V<'a>],
+        _: usize,
+    ) -> Option<V<'a>> {
         Some(grads[0]? * 3.0 * ins[0].square())
     }
 }

@@ -22,7 +22,10 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     if args.json {
         println!("{}", serde_json::to_string(&done)?);
     } else {
-        println!("replayed {} items, {} writes and {} reads on {device}", done.items, done.writes, done.reads);
+        println!(
+            "replayed {} items, {} writes and {} reads on {device}",
+            done.items, done.writes, done.reads
+        );
         match done.differing.as_slice() {
             [] => println!("all reads equal"),
             differing => println!("{} reads differ, the first is read {}", differing.len(), differing[0]),

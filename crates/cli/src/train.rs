@@ -1,6 +1,7 @@
 //! `kiln train`: recipes that run as they are.
 
 use kiln::data::{self, Split, digits};
+use kiln::ir::philox;
 use kiln::prelude::*;
 use sha2::{Digest, Sha256};
 use std::error::Error;
@@ -23,7 +24,7 @@ enum Recipe {
 #[derive(clap::Args)]
 struct Digits {
     /// Optimiser steps, counted from the job's start.
-    #[arg(long, default_value_t = 1500)]
+    #[arg(long, default_value_t = 2000)]
     steps: u64,
     /// Seed of initial weights and of the order of samples.
     #[arg(long, default_value_t = 0)]
@@ -49,6 +50,17 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 const BATCH: usize = 64;
+const HIDDEN: usize = 256;
+/// How far, in pixels, and how strongly, training images are disturbed. Without it the model learns the 1,440 images
+/// by heart: about 96.5 % on the others, with it above 98 %.
+const SHIFT: f32 = 0.6;
+const NOISE: f64 = 0.05;
+
+/// The learning rate falls with the step alone, not with how many are asked for, so that a longer run begins as a
+/// shorter one did.
+fn rate(step: u64) -> f64 {
+    3e-3 / (1.0 + step as f64 / 400.0)
+}
 
 struct Classifier {
     first: Linear,
@@ -59,7 +71,7 @@ module!(Classifier { first, second });
 
 impl Classifier {
     fn new(device: &Device) -> Classifier {
-        Classifier { first: Linear::new(64, 128, device), second: Linear::new(128, 10, device) }
+        Classifier { first: Linear::new(64, HIDDEN, device), second: Linear::new(HIDDEN, 10, device) }
     }
 
     fn forward(&self, x: &Tensor) -> Tensor {
@@ -75,10 +87,17 @@ fn train_digits(args: &Digits) -> Result<ExitCode, Box<dyn Error>> {
     let (train, test) = (&digits().train, &digits().test);
     kiln::seed(args.seed);
     let mut model = Classifier::new(&device);
-    let mut optimizer = Adam::new(2e-3).decay(1e-2);
+    let mut optimizer = Adam::new(rate(0)).decay(1e-2);
     if !args.json {
-        println!("training {} parameters on {device}: {} samples, {} for testing", model.parameter_count(), train.len(), test.len());
+        println!(
+            "training {} parameters on {device}: {} samples, {} for testing",
+            model.parameter_count(),
+            train.len(),
+            test.len()
+        );
     }
+    let random = Generator::new(args.seed);
+    let options = kiln::ClassOptions { label_smoothing: 0.1, ..Default::default() };
     let start = Instant::now();
     let mut report = Report::new(args);
     let per_epoch = train.len().div_ceil(BATCH) as u64;
@@ -87,9 +106,12 @@ fn train_digits(args: &Digits) -> Result<ExitCode, Box<dyn Error>> {
         if step % per_epoch == 0 {
             batches = data::batches(train.len(), BATCH, args.seed, step / per_epoch);
         }
-        let (x, y) = samples(train, &batches[(step % per_epoch) as usize], &device);
-        let loss = model.forward(&x).cross_entropy(&y);
+        let rows = &batches[(step % per_epoch) as usize];
+        let (x, y) = samples(train, rows, Some((args.seed, step / per_epoch)), &device);
+        let noise = kiln::with_generator(random.child(&[step]), || Tensor::randn(x.shape(), &device)) * NOISE;
+        let loss = model.forward(&(x + noise)).cross_entropy_with(&y, &options);
         let gradients = loss.backward();
+        optimizer.rate = rate(step);
         optimizer.step(&mut model, &gradients);
         report.step(step + 1, &loss)?;
     }
@@ -99,9 +121,12 @@ fn train_digits(args: &Digits) -> Result<ExitCode, Box<dyn Error>> {
     let seconds = start.elapsed().as_secs_f64();
     device.flush()?;
     if args.json {
-        println!("{}", serde_json::json!({
-            "steps": args.steps, "seconds": seconds, "accuracy": accuracy, "digest": digest,
-        }));
+        println!(
+            "{}",
+            serde_json::json!({
+                "steps": args.steps, "seconds": seconds, "accuracy": accuracy, "digest": digest,
+            })
+        );
         return Ok(ExitCode::SUCCESS);
     }
     println!("{} steps in {seconds:.2} s", args.steps);
@@ -112,15 +137,47 @@ fn train_digits(args: &Digits) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn samples(split: &Split, rows: &[u32], device: &Device) -> (Tensor, Tensor) {
-    let pixels = rows.iter().flat_map(|&r| split.image(r as usize).iter().copied()).collect();
+/// Rows of a split as tensors. With a seed and an epoch, each image is moved by up to [`SHIFT`] either way, which
+/// depends on (seed, epoch, row) alone.
+fn samples(split: &Split, rows: &[u32], moved: Option<(u64, u64)>, device: &Device) -> (Tensor, Tensor) {
+    let mut pixels = Vec::with_capacity(rows.len() * 64);
+    for &row in rows {
+        let image = split.image(row as usize);
+        match moved {
+            Some((seed, epoch)) => {
+                let draw = philox::derive(seed, &[epoch, row as u64]);
+                let amount = |word: u64| (philox::uniform(word as u32) * 2.0 - 1.0) * SHIFT;
+                pixels.extend(shifted(image, amount(draw), amount(draw >> 32)));
+            }
+            None => pixels.extend(image),
+        }
+    }
     let labels = rows.iter().map(|&r| split.labels[r as usize]).collect();
-    (Tensor::from_vec::<f32>(pixels, [rows.len(), 64], device), Tensor::from_vec::<i64>(labels, [rows.len()], device))
+    (
+        Tensor::from_vec::<f32>(pixels, [rows.len(), 64], device),
+        Tensor::from_vec::<i64>(labels, [rows.len()], device),
+    )
+}
+
+/// An image of 8 by 8 moved down and right by less than a pixel, interpolated; what comes in is blank.
+fn shifted(image: &[f32], down: f32, right: f32) -> impl Iterator<Item = f32> {
+    let pixel = |row: isize, column: isize| {
+        let inside = (0..8).contains(&row) && (0..8).contains(&column);
+        if inside { image[(row * 8 + column) as usize] } else { 0.0 }
+    };
+    let toward = |amount: f32| if amount < 0.0 { 1 } else { -1 };
+    let (dr, dc) = (toward(down), toward(right));
+    let (wr, wc) = (down.abs(), right.abs());
+    (0..64isize).map(move |i| {
+        let (row, column) = (i / 8, i % 8);
+        let across = |row: isize| pixel(row, column) * (1.0 - wc) + pixel(row, column + dc) * wc;
+        across(row) * (1.0 - wr) + across(row + dr) * wr
+    })
 }
 
 fn accuracy(model: &Classifier, split: &Split, device: &Device) -> Result<f64, kiln::Error> {
     let rows: Vec<u32> = (0..split.len() as u32).collect();
-    let (x, y) = samples(split, &rows, device);
+    let (x, y) = samples(split, &rows, None, device);
     let right = no_grad(|| model.forward(&x).argmax(1).eq(&y).sum(()));
     Ok(right.item::<i64>()? as f64 / split.len() as f64)
 }
@@ -149,7 +206,13 @@ struct Report {
 impl Report {
     fn new(args: &Digits) -> Report {
         let live = !args.json && std::io::stderr().is_terminal();
-        Report { every: (args.steps / 20).max(1), last: args.steps, json: args.json, live, start: Instant::now() }
+        Report {
+            every: (args.steps / 20).max(1),
+            last: args.steps,
+            json: args.json,
+            live,
+            start: Instant::now(),
+        }
     }
 
     fn step(&mut self, step: u64, loss: &Tensor) -> Result<(), kiln::Error> {

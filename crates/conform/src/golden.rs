@@ -8,6 +8,7 @@
 mod attrs;
 mod compare;
 mod ops;
+mod options;
 mod quiet;
 
 use attrs::Attrs;
@@ -105,7 +106,11 @@ fn cases(path: &Path) -> Result<Vec<Case>, GoldenError> {
         .filter(|(_, line)| !line.trim_ascii().is_empty())
         .map(|(i, line)| {
             let line = attrs::with_words_for_infinities(line);
-            serde_json::from_slice(&line).map_err(|source| GoldenError::Case { path: path.into(), line: i + 1, source })
+            serde_json::from_slice(&line).map_err(|source| GoldenError::Case {
+                path: path.into(),
+                line: i + 1,
+                source,
+            })
         })
         .collect()
 }
@@ -117,7 +122,10 @@ fn check(case: &Case, tensors: &SafeTensors<'_>, device: &Device) -> Result<(), 
     for (i, stored) in case.inputs.iter().enumerate() {
         let data = load(&stored.tensor)?;
         if data.meta.dtype != stored.dtype {
-            return Err(format!("input {i} is said to be {}, but is stored as {}", stored.dtype, data.meta.dtype));
+            return Err(format!(
+                "input {i} is said to be {}, but is stored as {}",
+                stored.dtype, data.meta.dtype
+            ));
         }
         let tensor = Tensor::from_data(data, device);
         let tracked = case.grads.iter().any(|grad| grad.input == i);
@@ -129,7 +137,8 @@ fn check(case: &Case, tensors: &SafeTensors<'_>, device: &Device) -> Result<(), 
     }
     for (i, (got, want)) in outputs.iter().zip(&case.outputs).enumerate() {
         let data = got.to_data().map_err(|e| format!("output {i}: {e}"))?;
-        compare::same(&data, &load(&want.tensor)?, case.rel, case.abs).map_err(|e| format!("output {i}: {e}"))?;
+        compare::same(&data, &load(&want.tensor)?, case.rel, case.abs)
+            .map_err(|e| format!("output {i}: {e}"))?;
     }
     if case.grads.is_empty() {
         return Ok(());
@@ -174,8 +183,9 @@ fn load(tensors: &SafeTensors<'_>, name: &str) -> Result<Data, String> {
         Dtype::BOOL => DType::Bool,
         other => return Err(format!("tensor `{name}` is stored as {other:?}, which no operator takes")),
     };
-    let shape = kiln_ir::Dims::try_new(view.shape())
-        .ok_or_else(|| format!("tensor `{name}` has {} axes, more than a tensor can have", view.shape().len()))?;
+    let shape = kiln_ir::Dims::try_new(view.shape()).ok_or_else(|| {
+        format!("tensor `{name}` has {} axes, more than a tensor can have", view.shape().len())
+    })?;
     let meta = kiln_ir::Meta { dtype, shape };
     if meta.check().is_err() || view.data().len() != meta.bytes() {
         return Err(format!("tensor `{name}` is stored as {meta} in {} bytes", view.data().len()));

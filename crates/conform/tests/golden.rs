@@ -93,7 +93,8 @@ fn an_unchanged_case_passes() {
 
 #[test]
 fn a_wrong_value_is_told_with_its_place_and_distance() {
-    let failure = verdict("wrong", &changed(&first("exp"), &[("\"op\": \"exp\"", "\"op\": \"sin\"")])).unwrap();
+    let failure =
+        verdict("wrong", &changed(&first("exp"), &[("\"op\": \"exp\"", "\"op\": \"sin\"")])).unwrap();
     assert!(failure.starts_with("output 0: at ["), "{failure}");
     assert!(failure.contains("instead of") && failure.contains("off by"), "{failure}");
 }
@@ -103,8 +104,11 @@ fn a_wrong_gradient_is_told_apart_from_a_wrong_output() {
     let id = first("sub");
     let line = changed(&id, &[]);
     let case: serde_json::Value = serde_json::from_str(&line).unwrap();
-    let names: Vec<&str> = case["grads"].as_array().unwrap().iter().map(|g| g["tensor"].as_str().unwrap()).collect();
-    let swapped = line.replace(&format!("{}\"", names[1]), "swapped\"").replace(&format!("{}\"", names[0]), &format!("{}\"", names[1]));
+    let names: Vec<&str> =
+        case["grads"].as_array().unwrap().iter().map(|g| g["tensor"].as_str().unwrap()).collect();
+    let swapped = line
+        .replace(&format!("{}\"", names[1]), "swapped\"")
+        .replace(&format!("{}\"", names[0]), &format!("{}\"", names[1]));
     let failure = verdict("gradient", &swapped).unwrap();
     assert!(failure.starts_with("gradient of input 0: "), "{failure}");
 }
@@ -117,7 +121,8 @@ fn a_wrong_shape_is_told() {
 
 #[test]
 fn an_unknown_operator_is_a_failure() {
-    let failure = verdict("unknown", &changed(&first("exp"), &[("\"op\": \"exp\"", "\"op\": \"frobnicate\"")]));
+    let failure =
+        verdict("unknown", &changed(&first("exp"), &[("\"op\": \"exp\"", "\"op\": \"frobnicate\"")]));
     assert_eq!(failure.unwrap(), "operator `frobnicate` is not known");
 }
 
@@ -129,7 +134,8 @@ fn a_panic_inside_a_case_is_a_failure_with_its_message() {
 
 #[test]
 fn a_bad_attribute_and_a_missing_tensor_are_failures() {
-    let failure = verdict("attribute", &changed(&first("transpose"), &[("\"dim1\": 2", "\"dim1\": \"two\"")])).unwrap();
+    let failure =
+        verdict("attribute", &changed(&first("transpose"), &[("\"dim1\": 2", "\"dim1\": \"two\"")])).unwrap();
     assert!(failure.contains("`dim1`"), "{failure}");
     let id = first("exp");
     let case: serde_json::Value = serde_json::from_str(&changed(&id, &[])).unwrap();

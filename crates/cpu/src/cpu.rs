@@ -103,11 +103,9 @@ impl Kernels for CpuKernels {
     fn download(&self, x: &View) -> Result<Data, Error> {
         let cx = Context { arena: &self.arena, place: Place::Reuse };
         let view = cx.dense(x)?;
-        let (len, size) = (view.meta().bytes(), view.dtype.size());
+        let range = view.range();
         let owner: Arc<dyn Host> = view.buffer.clone();
-        // A view of nothing may start behind the end of its buffer.
-        let start = if len == 0 { 0 } else { view.start as usize * size };
-        Ok(Data::new(x.meta(), Bytes::shared(owner, start, len)))
+        Ok(Data::new(x.meta(), Bytes::shared(owner, range.start, range.len())))
     }
 
     fn eval(&self, op: &Op, ins: &mut [Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {
@@ -192,8 +190,7 @@ fn interpreted(cx: &Context<'_>, op: &Op, ins: &[Arg<View>]) -> Result<SmallVec<
     let mut values: SmallVec<[Value; 4]> = SmallVec::new();
     for x in ins {
         let x = cx.dense(x)?;
-        let from = x.start as usize * x.dtype.size();
-        values.push(Value::from_bytes(x.meta(), &x.buffer.0.as_slice()[from..from + x.meta().bytes()]));
+        values.push(Value::from_bytes(x.meta(), x.bytes()));
     }
     let refs: SmallVec<[&Value; 4]> = values.iter().collect();
     let outs = reference::eval(op, &refs).map_err(interpreter::error)?;

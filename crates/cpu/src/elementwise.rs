@@ -142,23 +142,26 @@ pub(crate) fn write(x: &View, to: &View) {
             let mut scratch = [T::default(); TILE];
             let tile = x.tile(from, &mut scratch[..len]);
             walk.runs(from, len, |at, offset, count, stride| {
-                let base = base;
                 for (i, &v) in tile[at..at + count].iter().enumerate() {
                     // SAFETY: every offset of a view lies within its buffer; runs of one walk never meet, and nobody
                     // else uses this buffer.
-                    unsafe { base.0.wrapping_offset(offset + i as isize * stride).write(v) };
+                    unsafe { base.at(offset + i as isize * stride).write(v) };
                 }
             });
         })
     });
 }
 
-#[derive(Clone, Copy)]
 struct Target<T>(*mut T);
+
+impl<T> Target<T> {
+    fn at(&self, offset: isize) -> *mut T {
+        self.0.wrapping_offset(offset)
+    }
+}
+
 // SAFETY: used for writes to disjoint places only.
 unsafe impl<T: Send> Sync for Target<T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Target<T> {}
 
 /// Where the result goes: over an operand that ends here and has its layout, else to fresh memory. Also which operand.
 fn target(cx: &Context<'_>, ins: &[Arg<View>], out: Meta) -> Result<(View, Option<usize>), Error> {
@@ -188,13 +191,16 @@ fn map<S: Copy + Default + Sync, D: Send>(x: &View, overwritten: bool, target: &
     });
 }
 
+/// A loop over tiles of two operands.
+type Zip<'a, S, D> = dyn Fn(&[S], &[S], &mut [D]) + Sync + 'a;
+
 fn zip<S: Copy + Default + Sync, D: Send>(
     a: &View,
     b: &View,
     taken: Option<usize>,
     target: &View,
     n: usize,
-    f: &(dyn Fn(&[S], &[S], &mut [D]) + Sync),
+    f: &Zip<'_, S, D>,
 ) {
     let (a, b) = (source::<S>(a, taken == Some(0)), source::<S>(b, taken == Some(1)));
     // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written.

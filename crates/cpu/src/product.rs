@@ -81,8 +81,7 @@ unsafe impl<T> Send for Base<T> {}
 /// The product with a quantised right operand: unpacked to f32 (f64 beside f64), the result rounded once.
 fn packed(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Meta) -> Result<View, Error> {
     let plain = cx.fresh(Meta { dtype: DType::F32, shape: b.shape })?;
-    let from = b.start as usize;
-    let blocks = &b.buffer.0.as_slice()[from..from + b.meta().bytes()];
+    let blocks = b.bytes();
     // SAFETY: the buffer is fresh and holds this many f32.
     quant::dequantize(b.dtype, blocks, unsafe { std::slice::from_raw_parts_mut(plain.ptr::<f32>(), plain.numel()) });
     let wide = if a.dtype == DType::F64 { DType::F64 } else { DType::F32 };

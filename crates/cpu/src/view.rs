@@ -67,6 +67,18 @@ impl View {
         (0..self.shape.len()).all(|i| self.shape[i] == 1 || self.strides[i] == 0)
     }
 
+    /// Where in the buffer its bytes are, if it is row-major. A view of nothing may start behind the buffer's end.
+    pub fn range(&self) -> std::ops::Range<usize> {
+        debug_assert!(self.is_dense());
+        let start = if self.numel() == 0 { 0 } else { self.start as usize * self.dtype.size() };
+        start..start + self.meta().bytes()
+    }
+
+    /// The bytes of a row-major view.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer.0.as_slice()[self.range()]
+    }
+
     /// The first element's address.
     pub fn ptr<T>(&self) -> *mut T {
         self.buffer.0.as_mut_ptr().cast::<T>().wrapping_offset(self.start)

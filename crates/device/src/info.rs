@@ -51,7 +51,11 @@ impl Usage {
 
 impl std::fmt::Debug for Usage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names = [(Usage::STORAGE, "storage"), (Usage::ARITHMETIC, "arithmetic"), (Usage::ACCELERATED, "accelerated")];
+        let names = [
+            (Usage::STORAGE, "storage"),
+            (Usage::ARITHMETIC, "arithmetic"),
+            (Usage::ACCELERATED, "accelerated"),
+        ];
         f.debug_set().entries(names.iter().filter(|(u, _)| self.has(*u)).map(|(_, n)| n)).finish()
     }
 }

@@ -39,7 +39,10 @@ type Then<T> = Box<dyn FnOnce(Result<T, Error>) + Send>;
 
 /// Both ends of an answer.
 pub fn pending<T>(help: Option<Arc<dyn Help>>) -> (Promise<T>, Pending<T>) {
-    let slot = Arc::new(Slot { state: Mutex::new(State { answer: None, waker: None, then: None }), ready: Condvar::new() });
+    let slot = Arc::new(Slot {
+        state: Mutex::new(State { answer: None, waker: None, then: None }),
+        ready: Condvar::new(),
+    });
     (Promise(Some(slot.clone())), Pending { slot, help })
 }
 
@@ -144,7 +147,10 @@ impl<T> Pending<T> {
     }
 
     /// An answer computed from this one when it is waited for.
-    pub fn map<U>(self, f: impl FnOnce(T) -> Result<U, Error>) -> Mapped<T, impl FnOnce(T) -> Result<U, Error>> {
+    pub fn map<U>(
+        self,
+        f: impl FnOnce(T) -> Result<U, Error>,
+    ) -> Mapped<T, impl FnOnce(T) -> Result<U, Error>> {
         Mapped { pending: self, f: Some(f) }
     }
 }

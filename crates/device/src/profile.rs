@@ -82,7 +82,10 @@ impl Profile {
     fn note(&self, name: String, origin: String, from: Instant, bytes: u64) {
         let took = from.elapsed();
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-        let row = state.rows.entry(name.clone()).or_insert_with(|| OpProfile { name: name.clone(), ..Default::default() });
+        let row = state
+            .rows
+            .entry(name.clone())
+            .or_insert_with(|| OpProfile { name: name.clone(), ..Default::default() });
         row.count += 1;
         row.bytes += bytes;
         row.seconds += took.as_secs_f64();
@@ -98,7 +101,8 @@ impl Profile {
                 0
             }
             Item::Run(node) => {
-                let ins: Option<SmallVec<[Meta; 4]>> = node.ins.iter().map(|id| state.metas.get(id).copied()).collect();
+                let ins: Option<SmallVec<[Meta; 4]>> =
+                    node.ins.iter().map(|id| state.metas.get(id).copied()).collect();
                 let Some(Ok(outs)) = ins.as_ref().map(|ins| infer(&node.op, ins)) else { return 0 };
                 state.metas.extend(node.outs.iter().copied().zip(outs.iter().copied()));
                 ins.iter().flatten().chain(&outs).map(|m| m.bytes() as u64).sum()
@@ -117,7 +121,8 @@ impl Device for Profile {
         // Frees travel with the operation before them, so that the device can still reuse buffers in place.
         let mut at = 0;
         while at < batch.items.len() {
-            let end = at + 1 + batch.items[at + 1..].iter().take_while(|i| matches!(i, Item::Free(_))).count();
+            let end =
+                at + 1 + batch.items[at + 1..].iter().take_while(|i| matches!(i, Item::Free(_))).count();
             let bytes = batch.items[at..end].iter().map(|item| self.account(item)).sum();
             let part = Batch {
                 items: batch.items[at..end].to_vec(),

@@ -304,8 +304,13 @@ fn split(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Error> {
     let mut frames = Vec::new();
     while at < end {
         let place = at as usize;
-        let (Some(len), Some(check)) = (word(place), sum(place + 8)) else { return Err(damaged(at, "a frame is cut")) };
-        let payload = (at + 12).checked_add(len).filter(|&stop| stop <= end).map(|stop| &bytes[place + 12..stop as usize]);
+        let (Some(len), Some(check)) = (word(place), sum(place + 8)) else {
+            return Err(damaged(at, "a frame is cut"));
+        };
+        let payload = (at + 12)
+            .checked_add(len)
+            .filter(|&stop| stop <= end)
+            .map(|stop| &bytes[place + 12..stop as usize]);
         let Some(payload) = payload else { return Err(damaged(at, "a frame is longer than the file")) };
         if crc32fast::hash(payload) != check {
             return Err(damaged(at, "a frame's checksum is wrong"));

@@ -20,11 +20,19 @@ pub trait CustomOp: Send + Sync + 'static {
     fn infer(&self, attrs: &[u8], ins: &[Meta]) -> Result<SmallVec<[Meta; 2]>, OpError>;
 
     /// Its results, computed on the host. Operands are row-major bytes; each result is a zeroed buffer to fill.
-    fn eval(&self, attrs: &[u8], ins: &[(Meta, &[u8])], outs: &mut [(Meta, &mut [u8])]) -> Result<(), String>;
+    fn eval(&self, attrs: &[u8], ins: &[(Meta, &[u8])], outs: &mut [(Meta, &mut [u8])])
+    -> Result<(), String>;
 
     /// The gradient of operand `i` from the gradients of the results (missing where a result is unused), or nothing if
     /// it has none.
-    fn grad<'a>(&self, _attrs: &[u8], _grads: &[Option<V<'a>>], _ins: &[V<'a>], _outs: &[V<'a>], _i: usize) -> Option<V<'a>> {
+    fn grad<'a>(
+        &self,
+        _attrs: &[u8],
+        _grads: &[Option<V<'a>>],
+        _ins: &[V<'a>],
+        _outs: &[V<'a>],
+        _i: usize,
+    ) -> Option<V<'a>> {
         None
     }
 

@@ -289,7 +289,8 @@ impl Build for Probe {
         }
         let mut metas = self.metas.borrow_mut();
         let operands: SmallVec<[Meta; 4]> = ins.iter().map(|&key| metas[key as usize]).collect();
-        let outs = infer(&op, &operands).unwrap_or_else(|e| panic!("a rule wrote an operation that does not fit: {e}"));
+        let outs = infer(&op, &operands)
+            .unwrap_or_else(|e| panic!("a rule wrote an operation that does not fit: {e}"));
         outs.into_iter()
             .map(|meta| {
                 metas.push(meta);

@@ -183,7 +183,9 @@ impl Op {
                 sink.put("descending", F::Flag(*descending));
                 sink.put("take", F::Bound(*take));
             }
-            Op::Named(Named::Softmax { axis } | Named::LogSoftmax { axis }) => sink.put("axis", F::Axis(*axis)),
+            Op::Named(Named::Softmax { axis } | Named::LogSoftmax { axis }) => {
+                sink.put("axis", F::Axis(*axis))
+            }
             Op::Named(Named::LayerNorm { axes, eps } | Named::RmsNorm { axes, eps }) => {
                 sink.put("axes", F::Axis(*axes));
                 sink.put("eps", F::Real(*eps));
@@ -324,10 +326,49 @@ fn pool(s: &mut dyn Source) -> Result<Pool, FormError> {
 }
 
 const STRUCTURED: &[&str] = &[
-    "full", "iota", "random_bits", "random_uniform", "random_normal", "select", "cast", "reshape", "permute", "expand",
-    "slice", "assign", "flip", "cat", "sum", "mean", "prod", "max", "min", "any", "all", "argmax", "argmin", "cumsum",
-    "cumprod", "linear_scan", "dot", "conv", "conv_input", "conv_weight", "max_pool", "sum_pool", "sum_pool_input",
-    "gather", "take", "scatter", "scatter_add", "take_add", "sort", "softmax", "log_softmax", "layer_norm", "rms_norm",
+    "full",
+    "iota",
+    "random_bits",
+    "random_uniform",
+    "random_normal",
+    "select",
+    "cast",
+    "reshape",
+    "permute",
+    "expand",
+    "slice",
+    "assign",
+    "flip",
+    "cat",
+    "sum",
+    "mean",
+    "prod",
+    "max",
+    "min",
+    "any",
+    "all",
+    "argmax",
+    "argmin",
+    "cumsum",
+    "cumprod",
+    "linear_scan",
+    "dot",
+    "conv",
+    "conv_input",
+    "conv_weight",
+    "max_pool",
+    "sum_pool",
+    "sum_pool_input",
+    "gather",
+    "take",
+    "scatter",
+    "scatter_add",
+    "take_add",
+    "sort",
+    "softmax",
+    "log_softmax",
+    "layer_norm",
+    "rms_norm",
     "attention",
 ];
 

@@ -138,7 +138,8 @@ impl Infer<'_> {
             }
             Op::Cast(dtype) => {
                 let x = self.one()?;
-                if x.dtype.is_quantised() && !dtype.is_float() || dtype.is_quantised() && !x.dtype.is_float() {
+                if x.dtype.is_quantised() && !dtype.is_float() || dtype.is_quantised() && !x.dtype.is_float()
+                {
                     return self.dtype(if x.dtype.is_quantised() { *dtype } else { x.dtype });
                 }
                 one(Meta { dtype: *dtype, shape: x.shape })
@@ -295,13 +296,17 @@ impl Infer<'_> {
             ReduceKind::ArgMax | ReduceKind::ArgMin => {
                 self.plain(x.dtype)?;
                 if axes.len() != 1 {
-                    return Err(OpError::Attribute { op: self.name(), reason: "it works along exactly one axis" });
+                    return Err(OpError::Attribute {
+                        op: self.name(),
+                        reason: "it works along exactly one axis",
+                    });
                 }
                 DType::I64
             }
         };
         let shape = x.shape.reduced(axes, keep);
-        let needs_one = matches!(kind, ReduceKind::Max | ReduceKind::Min | ReduceKind::ArgMax | ReduceKind::ArgMin);
+        let needs_one =
+            matches!(kind, ReduceKind::Max | ReduceKind::Min | ReduceKind::ArgMax | ReduceKind::ArgMin);
         if needs_one && axes.iter().any(|i| x.shape[i] == 0) && !shape.contains(&0) {
             return Err(OpError::Empty { op: self.name(), shape: x.shape });
         }
@@ -323,8 +328,12 @@ impl Infer<'_> {
             return self.shape(if ra < 2 { &a.shape } else { &b.shape }, "both operands are matrices");
         }
         let (m, k) = (a.shape[ra - 2], a.shape[ra - 1]);
-        let (n, kb) = if transpose { (b.shape[rb - 2], b.shape[rb - 1]) } else { (b.shape[rb - 1], b.shape[rb - 2]) };
-        let batch = broadcast(&Dims::collect(a.shape[..ra - 2].iter().copied()), &Dims::collect(b.shape[..rb - 2].iter().copied()));
+        let (n, kb) =
+            if transpose { (b.shape[rb - 2], b.shape[rb - 1]) } else { (b.shape[rb - 1], b.shape[rb - 2]) };
+        let batch = broadcast(
+            &Dims::collect(a.shape[..ra - 2].iter().copied()),
+            &Dims::collect(b.shape[..rb - 2].iter().copied()),
+        );
         match batch {
             Some(batch) if k == kb => {
                 let shape = batch.inserted(batch.len(), m).and_then(|s| s.inserted(s.len(), n));
@@ -349,13 +358,18 @@ impl Infer<'_> {
         }
         let groups = conv.groups as usize;
         if groups == 0 || conv.stride[..rank - 2].contains(&0) || conv.dilation[..rank - 2].contains(&0) {
-            return Err(OpError::Attribute { op: self.name(), reason: "stride, dilation and groups are at least 1" });
+            return Err(OpError::Attribute {
+                op: self.name(),
+                reason: "stride, dilation and groups are at least 1",
+            });
         }
         let mut out = p;
-        let axis = |i: usize| (conv.stride[i], conv.low[i], conv.high[i], conv.dilation[i], conv.extent[i] as usize);
+        let axis =
+            |i: usize| (conv.stride[i], conv.low[i], conv.high[i], conv.dilation[i], conv.extent[i] as usize);
         match kind {
             ConvKind::Forward => {
-                let fits = p.shape[1] % groups == 0 && q.shape[0] % groups == 0 && p.shape[1] / groups == q.shape[1];
+                let fits =
+                    p.shape[1] % groups == 0 && q.shape[0] % groups == 0 && p.shape[1] / groups == q.shape[1];
                 if !fits {
                     return self.mismatch(&p.shape, &q.shape);
                 }
@@ -371,7 +385,9 @@ impl Infer<'_> {
             ConvKind::Input => {
                 let channels = q.shape[1].checked_mul(groups);
                 let fits = p.shape[1] == q.shape[0] && q.shape[0] % groups == 0;
-                let Some(channels) = channels.filter(|_| fits) else { return self.mismatch(&p.shape, &q.shape) };
+                let Some(channels) = channels.filter(|_| fits) else {
+                    return self.mismatch(&p.shape, &q.shape);
+                };
                 out.shape[1] = channels;
                 for i in 0..rank - 2 {
                     let (stride, low, high, dilation, extent) = axis(i);
@@ -409,7 +425,10 @@ impl Infer<'_> {
         }
         let zero = |t: &[u32; 3]| t[..rank - 2].contains(&0);
         if zero(&pool.kernel) || zero(&pool.stride) || zero(&pool.dilation) {
-            return Err(OpError::Attribute { op: self.name(), reason: "kernel, stride and dilation are at least 1" });
+            return Err(OpError::Attribute {
+                op: self.name(),
+                reason: "kernel, stride and dilation are at least 1",
+            });
         }
         let mut out = x;
         for i in 0..rank - 2 {
@@ -646,7 +665,15 @@ fn windows(length: usize, kernel: usize, stride: u32, low: u32, high: u32, dilat
 }
 
 /// Whether `count` windows of `kernel` stay within a padded axis of `length`.
-fn reaches(length: usize, kernel: usize, count: usize, stride: u32, low: u32, high: u32, dilation: u32) -> bool {
+fn reaches(
+    length: usize,
+    kernel: usize,
+    count: usize,
+    stride: u32,
+    low: u32,
+    high: u32,
+    dilation: u32,
+) -> bool {
     if count == 0 {
         return true;
     }

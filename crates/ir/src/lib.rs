@@ -38,8 +38,8 @@ pub use infer::{OpError, infer};
 pub use named::{attention_scores, attention_weights, lower};
 pub use node::{Id, Item, Node};
 pub use op::{
-    AxisSet, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind, Real, ReduceKind,
-    ScanKind, ScatterKind,
+    AxisSet, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind, Real,
+    ReduceKind, ScanKind, ScatterKind,
 };
 pub use scalar::Scalar;
 pub use shape::{Dims, MAX_RANK, Meta, Shape, broadcast};

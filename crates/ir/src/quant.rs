@@ -73,7 +73,10 @@ mod tests {
             let mut back = vec![0.0; 64];
             dequantize(dtype, &packed, &mut back);
             for (a, b) in x.iter().zip(&back) {
-                assert!((a - b).abs() <= step * 0.51 + if dtype == DType::Q4 { step * 0.5 } else { 0.01 }, "{dtype}: {a} {b}");
+                assert!(
+                    (a - b).abs() <= step * 0.51 + if dtype == DType::Q4 { step * 0.5 } else { 0.01 },
+                    "{dtype}: {a} {b}"
+                );
             }
         }
     }

@@ -185,7 +185,11 @@ mod tests {
 
     #[test]
     fn a_slice_that_broadcasts_has_another_structure() {
-        let text = |end| format!("x = input f32[9]\ny = input f32[5]\na = slice x axis=0 start=0 end={end} step=1\nb = add a y");
+        let text = |end| {
+            format!(
+                "x = input f32[9]\ny = input f32[5]\na = slice x axis=0 start=0 end={end} step=1\nb = add a y"
+            )
+        };
         assert_ne!(relative(&text(1)).hash(), relative(&text(5)).hash());
         let moved = text(5).replace("start=0 end=5", "start=3 end=8");
         assert_eq!(relative(&moved).hash(), relative(&text(5)).hash());
@@ -194,7 +198,14 @@ mod tests {
     #[test]
     fn structure_matters() {
         let a = relative(STEP);
-        for (from, to) in [("[4,8]", "[8,8]"), ("[4,8]", "[1,8]"), ("mul", "add"), ("axes=[1]", "axes=[0]"), ("free b", "free a"), ("f32", "f64")] {
+        for (from, to) in [
+            ("[4,8]", "[8,8]"),
+            ("[4,8]", "[1,8]"),
+            ("mul", "add"),
+            ("axes=[1]", "axes=[0]"),
+            ("free b", "free a"),
+            ("f32", "f64"),
+        ] {
             assert_ne!(a.hash(), relative(&STEP.replace(from, to)).hash(), "{from} -> {to}");
         }
     }

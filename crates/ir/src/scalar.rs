@@ -138,7 +138,9 @@ mod tests {
     #[test]
     fn display_parses_back_bit_for_bit() {
         for dtype in DType::ALL.into_iter().filter(|d| !d.is_quantised()) {
-            for bits in [0, 1, 2, 0x7fc0_0001, 0x8000, u64::MAX, 0x3ff8_0000_0000_0000, 0x7c00, 0xfc00, 0x8000_0000] {
+            for bits in
+                [0, 1, 2, 0x7fc0_0001, 0x8000, u64::MAX, 0x3ff8_0000_0000_0000, 0x7c00, 0xfc00, 0x8000_0000]
+            {
                 let s = Scalar::from_bits(dtype, bits);
                 assert_eq!(Scalar::parse(&s.to_string()), Some(s), "{s}");
             }

@@ -8,7 +8,9 @@
 //! ```
 //! Any word may name a value on the way in; `#` starts a comment.
 
-use crate::{DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Program, Real, Scalar, Sink, Source};
+use crate::{
+    DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Program, Real, Scalar, Sink, Source,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::fmt::{Display, Formatter, Write as _};
@@ -41,7 +43,8 @@ pub fn parse(text: &str) -> Result<Program, TextError> {
             program.items.push(Item::Free(known(&names, name.trim())?));
             continue;
         }
-        let (left, right) = line.split_once(" = ").ok_or_else(|| error("expected `name = operation …`".into()))?;
+        let (left, right) =
+            line.split_once(" = ").ok_or_else(|| error("expected `name = operation …`".into()))?;
         let mut words = right.split_whitespace().peekable();
         let op_name = words.next().ok_or_else(|| error("expected an operation".into()))?;
         let mut ins: SmallVec<[Id; 3]> = SmallVec::new();
@@ -62,7 +65,8 @@ pub fn parse(text: &str) -> Result<Program, TextError> {
             outs.push(id);
         }
         if let Some(meta) = meta {
-            let meta = parse_meta(meta).ok_or_else(|| error(format!("`{meta}` is not a dtype with a shape")))?;
+            let meta =
+                parse_meta(meta).ok_or_else(|| error(format!("`{meta}` is not a dtype with a shape")))?;
             program.inputs.push((outs[0], meta));
             continue;
         }
@@ -88,7 +92,8 @@ pub fn parse_meta(text: &str) -> Option<Meta> {
 fn build<'a>(name: &str, words: impl Iterator<Item = &'a str>) -> Result<Op, String> {
     let mut source = Words(FxHashMap::default());
     for word in words {
-        let (key, value) = word.split_once('=').ok_or_else(|| format!("expected `key=value`, got `{word}`"))?;
+        let (key, value) =
+            word.split_once('=').ok_or_else(|| format!("expected `key=value`, got `{word}`"))?;
         source.0.insert(key, value);
     }
     let op = Op::build(name, &mut source).map_err(|e| e.to_string())?;
@@ -130,7 +135,11 @@ impl Source for Words<'_> {
                 Field::Axes(_) => {
                     let axes: Dims<u8> = numbers(list()?)?;
                     let fits = axes.iter().all(|&a| (a as usize) < MAX_RANK);
-                    Field::Axes(fits.then(|| axes.iter().fold(crate::AxisSet::default(), |s, &a| s.with(a as usize)))?)
+                    Field::Axes(
+                        fits.then(|| {
+                            axes.iter().fold(crate::AxisSet::default(), |s, &a| s.with(a as usize))
+                        })?,
+                    )
                 }
                 Field::Order(_) => Field::Order(numbers(list()?)?),
                 Field::Flag(_) => Field::Flag(text.parse().ok()?),
@@ -240,4 +249,3 @@ impl Display for Program {
         self.items.iter().try_for_each(|item| writeln!(f, "{item}"))
     }
 }
-

@@ -62,7 +62,8 @@ struct Scope {
 
 impl Scope {
     fn run(&mut self, item: usize, node: &Node) -> Result<(), VerifyError> {
-        let ins: SmallVec<[Meta; 4]> = node.ins.iter().map(|id| self.alive(item, *id)).collect::<Result<_, _>>()?;
+        let ins: SmallVec<[Meta; 4]> =
+            node.ins.iter().map(|id| self.alive(item, *id)).collect::<Result<_, _>>()?;
         let outs = infer(&node.op, &ins).map_err(|error| VerifyError::Op { item, error })?;
         if outs.len() != node.outs.len() {
             return Err(VerifyError::Results { item, want: outs.len(), got: node.outs.len() });
@@ -104,9 +105,13 @@ mod tests {
     fn streams_are_checked() {
         assert_eq!(check("a = input f32[2]\nb = exp a\nfree a\nc = neg b"), Ok(()));
         assert_eq!(check("a = input f32[2]\nfree a\nb = exp a").unwrap_err(), "item 1: v0 is freed already");
-        assert_eq!(check("a = input f32[2]\nb = input f32[3]\nc = add a b").unwrap_err(),
-            "item 0: add: shapes [2] and [3] do not fit together");
-        assert_eq!(check("a = input f32[2]\nb = sort a axis=0 descending=false take=2").unwrap_err(),
-            "item 0: the operation gives 2 values, not 1");
+        assert_eq!(
+            check("a = input f32[2]\nb = input f32[3]\nc = add a b").unwrap_err(),
+            "item 0: add: shapes [2] and [3] do not fit together"
+        );
+        assert_eq!(
+            check("a = input f32[2]\nb = sort a axis=0 descending=false take=2").unwrap_err(),
+            "item 0: the operation gives 2 values, not 1"
+        );
     }
 }

@@ -5,7 +5,9 @@
 //! nothing for older readers, and a name that a reader does not know is a typed error. Integers are LEB128. Lengths are
 //! checked against the bytes that are there before anything is allocated.
 
-use crate::{AxisSet, DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Real, Scalar, Sink, Source};
+use crate::{
+    AxisSet, DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Real, Scalar, Sink, Source,
+};
 
 /// Version of the form described here.
 pub const VERSION: u64 = 1;
@@ -40,7 +42,8 @@ pub struct Table {
 impl Table {
     /// This build's table.
     pub fn local() -> Table {
-        let names = Op::names().into_iter().map(|n| (n.to_string(), Op::signature(n).unwrap_or_default())).collect();
+        let names =
+            Op::names().into_iter().map(|n| (n.to_string(), Op::signature(n).unwrap_or_default())).collect();
         Table::of(names)
     }
 
@@ -262,7 +265,10 @@ impl<'a> Reader<'a> {
 
     fn dtype(&mut self) -> Result<DType, WireError> {
         let name = self.blob()?;
-        std::str::from_utf8(name).ok().and_then(DType::from_name).ok_or(WireError::Malformed { what: "dtype" })
+        std::str::from_utf8(name)
+            .ok()
+            .and_then(DType::from_name)
+            .ok_or(WireError::Malformed { what: "dtype" })
     }
 
     fn dims(&mut self) -> Result<Dims<usize>, WireError> {
@@ -299,7 +305,9 @@ impl<'a> Reader<'a> {
             Field::DType(_) => Field::DType(self.dtype()?),
             Field::Axis(_) => Field::Axis(self.byte()?),
             Field::Axes(_) => Field::Axes(AxisSet(self.byte()?)),
-            Field::Order(_) => Field::Order(Dims::try_new(self.blob()?).ok_or(WireError::Malformed { what: "order" })?),
+            Field::Order(_) => {
+                Field::Order(Dims::try_new(self.blob()?).ok_or(WireError::Malformed { what: "order" })?)
+            }
             Field::Flag(_) => match self.byte()? {
                 flag @ (0 | 1) => Field::Flag(flag == 1),
                 _ => return Err(WireError::Malformed { what: "flag" }),

@@ -38,5 +38,7 @@ pub mod data {
 /// What most programs need.
 pub mod prelude {
     pub use kiln_nn::{Adam, Linear, Module, Optimizer, Sgd, module};
-    pub use kiln_tensor::{DType, Device, Error, Generator, Gradients, Shape, Tensor, checkpoint, grad, no_grad, seed};
+    pub use kiln_tensor::{
+        DType, Device, Error, Generator, Gradients, Shape, Tensor, checkpoint, grad, no_grad, seed,
+    };
 }

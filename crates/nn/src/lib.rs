@@ -6,7 +6,7 @@ mod linear;
 mod module;
 mod optim;
 
-pub use linear::Linear;
 pub use kiln_tensor::Tensor;
+pub use linear::Linear;
 pub use module::{Module, join};
 pub use optim::{Adam, Optimizer, Sgd};

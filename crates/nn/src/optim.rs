@@ -112,13 +112,16 @@ impl Optimizer for Adam {
     fn update(&mut self, path: &str, parameter: &Tensor, gradient: &Tensor) -> Tensor {
         let (b1, b2) = self.betas;
         let (mean, square) = match self.moments.remove(path) {
-            Some((mean, square)) => (mean * b1 + gradient * (1.0 - b1), square * b2 + gradient.square() * (1.0 - b2)),
+            Some((mean, square)) => {
+                (mean * b1 + gradient * (1.0 - b1), square * b2 + gradient.square() * (1.0 - b2))
+            }
             None => (gradient * (1.0 - b1), gradient.square() * (1.0 - b2)),
         };
         let (c1, c2) = (1.0 - b1.powi(self.steps), 1.0 - b2.powi(self.steps));
         let change = &mean / c1 / ((&square / c2).sqrt() + self.eps) * self.rate;
         self.moments.insert(path.to_string(), (mean, square));
-        let kept = if self.decay == 0.0 { parameter.clone() } else { parameter * (1.0 - self.rate * self.decay) };
+        let kept =
+            if self.decay == 0.0 { parameter.clone() } else { parameter * (1.0 - self.rate * self.decay) };
         kept - change
     }
 }

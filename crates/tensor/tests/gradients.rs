@@ -18,7 +18,8 @@ fn weighted(y: &Tensor, seed: usize) -> Tensor {
 }
 
 fn leaves(values: &[Vec<f64>], shapes: &[&[usize]], device: &Device) -> Vec<Tensor> {
-    let leaf = |(values, shape): (&Vec<f64>, &&[usize])| Tensor::from_slice(values, *shape, device).requires_grad();
+    let leaf =
+        |(values, shape): (&Vec<f64>, &&[usize])| Tensor::from_slice(values, *shape, device).requires_grad();
     values.iter().zip(shapes).map(leaf).collect()
 }
 
@@ -37,7 +38,10 @@ fn compare(name: &str, values: &[Vec<f64>], shapes: &[&[usize]], f: Function<'_>
             };
             let want = (moved(STEP) - moved(-STEP)) / (2.0 * STEP);
             let near = (got - want).abs() <= 2e-6 * (1.0 + want.abs());
-            assert!(near, "{name} on {device}: gradient of element {i} of input {k}: {got}, differences give {want}");
+            assert!(
+                near,
+                "{name} on {device}: gradient of element {i} of input {k}: {got}, differences give {want}"
+            );
         }
     }
 }
@@ -141,12 +145,16 @@ fn shapes() {
 #[test]
 fn indices() {
     check("gather", &[&[3, 4]], &|x| x[0].gather(1, &ids(&[0, 3, 3, 1, 2, 2], &[3, 2], &x[0])).square());
-    check("scatter", &[&[3, 4], &[2, 2]], &|x| x[0].scatter(1, &ids(&[0, 3, 2, 1], &[2, 2], &x[0]), &x[1]).square());
+    check("scatter", &[&[3, 4], &[2, 2]], &|x| {
+        x[0].scatter(1, &ids(&[0, 3, 2, 1], &[2, 2], &x[0]), &x[1]).square()
+    });
     check("scatter_add", &[&[3, 4], &[2, 3]], &|x| {
         x[0].scatter_add(0, &ids(&[0, 0, 2, 1, 0, 2], &[2, 3], &x[0]), &x[1]).square()
     });
     check("index_select", &[&[3, 4]], &|x| x[0].index_select(1, &ids(&[3, 0, 3], &[3], &x[0])).square());
-    check("index_add", &[&[3, 4], &[2, 4]], &|x| x[0].index_add(0, &ids(&[2, 2], &[2], &x[0]), &x[1]).square());
+    check("index_add", &[&[3, 4], &[2, 4]], &|x| {
+        x[0].index_add(0, &ids(&[2, 2], &[2], &x[0]), &x[1]).square()
+    });
     check("embedding", &[&[4, 2]], &|x| x[0].embedding(&ids(&[1, 3, 1, 0], &[2, 2], &x[0])).square());
     check("sort", &[&[3, 4]], &|x| x[0].sort(1, true).0.square());
     check("topk", &[&[3, 4]], &|x| x[0].topk(2, 0, false).0.square());
@@ -173,13 +181,19 @@ fn products() {
 #[test]
 fn convolutions() {
     let plain = ConvOptions::default();
-    check("conv1d", &[&[2, 2, 6], &[3, 2, 3], &[3]], &|x| x[0].conv1d(&x[1], Some(&x[2]), plain.stride(2).padding(1)));
-    check("conv1d same", &[&[1, 2, 6], &[2, 2, 4]], &|x| x[0].conv1d(&x[1], None, plain.padding(Padding::Same)));
+    check("conv1d", &[&[2, 2, 6], &[3, 2, 3], &[3]], &|x| {
+        x[0].conv1d(&x[1], Some(&x[2]), plain.stride(2).padding(1))
+    });
+    check("conv1d same", &[&[1, 2, 6], &[2, 2, 4]], &|x| {
+        x[0].conv1d(&x[1], None, plain.padding(Padding::Same))
+    });
     check("conv2d", &[&[1, 2, 4, 5], &[2, 2, 3, 2], &[2]], &|x| {
         x[0].conv2d(&x[1], Some(&x[2]), plain.stride([2, 1]).padding([1, 0]).dilation([1, 2]))
     });
     check("conv2d in groups", &[&[4, 4, 3], &[4, 2, 2, 2]], &|x| x[0].conv2d(&x[1], None, plain.groups(2)));
-    check("conv3d", &[&[1, 1, 3, 3, 2], &[2, 1, 2, 2, 2]], &|x| x[0].conv3d(&x[1], None, plain.padding([1, 0, 0])));
+    check("conv3d", &[&[1, 1, 3, 3, 2], &[2, 1, 2, 2, 2]], &|x| {
+        x[0].conv3d(&x[1], None, plain.padding([1, 0, 0]))
+    });
     check("conv_transpose1d", &[&[1, 2, 3], &[2, 1, 3], &[1]], &|x| {
         x[0].conv_transpose1d(&x[1], Some(&x[2]), plain.stride(2).padding(1).output_padding(1))
     });
@@ -196,7 +210,9 @@ fn pools_and_sizes() {
     check("max_pool2d", &[&[1, 2, 5, 5]], &|x| x[0].max_pool2d([2, 3], plain.stride(2).ceil(true)));
     check("max_pool2d dilated", &[&[1, 1, 5, 5]], &|x| x[0].max_pool2d(2, plain.stride(1).dilation(2)));
     check("avg_pool1d", &[&[2, 7]], &|x| x[0].avg_pool1d(3, plain.stride(2).padding(1).count_padding(false)));
-    check("avg_pool2d", &[&[1, 2, 5, 4]], &|x| x[0].avg_pool2d([3, 2], plain.stride(2).padding(1).ceil(true)));
+    check("avg_pool2d", &[&[1, 2, 5, 4]], &|x| {
+        x[0].avg_pool2d([3, 2], plain.stride(2).padding(1).ceil(true))
+    });
     check("avg_pool3d", &[&[1, 1, 3, 3, 2]], &|x| x[0].avg_pool3d(2, plain.stride(1).divisor(3)));
     check("adaptive_avg_pool1d", &[&[2, 7]], &|x| x[0].adaptive_avg_pool1d(3));
     check("adaptive_avg_pool2d", &[&[1, 1, 5, 4]], &|x| x[0].adaptive_avg_pool2d([3, 2]));
@@ -217,7 +233,9 @@ fn pools_and_sizes() {
 fn norms_and_attention() {
     check("softmax", &[&[3, 4]], &|x| x[0].softmax(1));
     check("log_softmax", &[&[3, 4]], &|x| x[0].log_softmax(0));
-    check("layer_norm", &[&[2, 3, 4], &[3, 4], &[3, 4]], &|x| x[0].layer_norm(2, Some(&x[1]), Some(&x[2]), 1e-3));
+    check("layer_norm", &[&[2, 3, 4], &[3, 4], &[3, 4]], &|x| {
+        x[0].layer_norm(2, Some(&x[1]), Some(&x[2]), 1e-3)
+    });
     check("layer_norm with a bias alone", &[&[2, 4], &[4]], &|x| x[0].layer_norm(1, None, Some(&x[1]), 1e-3));
     check("rms_norm", &[&[2, 4], &[4]], &|x| x[0].rms_norm(1, Some(&x[1]), 1e-3));
     check("group_norm", &[&[2, 4, 3], &[4], &[4]], &|x| x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-3));
@@ -277,13 +295,19 @@ fn second_derivatives() {
     check_twice("softmax", &[&[2, 3]], &|x| x[0].softmax(1));
     check_twice("log_softmax", &[&[2, 3]], &|x| x[0].log_softmax(1).square());
     check_twice("logsumexp", &[&[2, 3]], &|x| x[0].logsumexp(1));
-    check_twice("conv2d", &[&[1, 2, 3, 4], &[2, 2, 2, 2]], &|x| x[0].conv2d(&x[1], None, plain.padding(1)).square());
+    check_twice("conv2d", &[&[1, 2, 3, 4], &[2, 2, 2, 2]], &|x| {
+        x[0].conv2d(&x[1], None, plain.padding(1)).square()
+    });
     check_twice("conv_transpose1d", &[&[1, 2, 3], &[2, 1, 3]], &|x| {
         x[0].conv_transpose1d(&x[1], None, plain.stride(2).padding(1).output_padding(1)).square()
     });
-    check_twice("layer_norm", &[&[2, 4], &[4], &[4]], &|x| x[0].layer_norm(1, Some(&x[1]), Some(&x[2]), 1e-2).square());
+    check_twice("layer_norm", &[&[2, 4], &[4], &[4]], &|x| {
+        x[0].layer_norm(1, Some(&x[1]), Some(&x[2]), 1e-2).square()
+    });
     check_twice("rms_norm", &[&[2, 4], &[4]], &|x| x[0].rms_norm(1, Some(&x[1]), 1e-2).square());
-    check_twice("batch_norm", &[&[3, 2], &[2], &[2]], &|x| x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-2).square());
+    check_twice("batch_norm", &[&[3, 2], &[2], &[2]], &|x| {
+        x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-2).square()
+    });
     check_twice("attention", &[&[3, 2], &[3, 2], &[3, 2]], &|x| {
         x[0].scaled_dot_product_attention(&x[1], &x[2], None, true, None).square()
     });
@@ -295,9 +319,13 @@ fn second_derivatives() {
     check_twice("norm", &[&[2, 3]], &|x| x[0].norm(1, 2.0, false));
     check_twice("norm of 3", &[&[2, 3]], &|x| x[0].norm(1, 3.0, false));
     check_twice("max_pool2d", &[&[1, 1, 4, 4]], &|x| x[0].max_pool2d(2, PoolOptions::default()).square());
-    check_twice("avg_pool2d", &[&[1, 1, 4, 4]], &|x| x[0].avg_pool2d(2, PoolOptions::default().stride(1)).square());
+    check_twice("avg_pool2d", &[&[1, 1, 4, 4]], &|x| {
+        x[0].avg_pool2d(2, PoolOptions::default().stride(1)).square()
+    });
     check_twice("gather", &[&[2, 3]], &|x| x[0].gather(1, &ids(&[0, 2, 2, 1], &[2, 2], &x[0])).square());
-    check_twice("scatter_add", &[&[3], &[4]], &|x| x[0].scatter_add(0, &ids(&[0, 2, 2, 1], &[4], &x[0]), &x[1]).square());
+    check_twice("scatter_add", &[&[3], &[4]], &|x| {
+        x[0].scatter_add(0, &ids(&[0, 2, 2, 1], &[4], &x[0]), &x[1]).square()
+    });
     check_twice("sort", &[&[5]], &|x| x[0].sort(0, false).0.square());
     check_twice("gelu", &[&[5]], &|x| x[0].gelu());
     check_twice("silu", &[&[5]], &|x| x[0].silu());

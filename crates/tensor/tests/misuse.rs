@@ -26,7 +26,8 @@ fn misuse_is_told_at_the_callers_line() {
     let x = Tensor::ones([2, 3], &device);
     let cube = Tensor::ones([2, 3, 4], &device);
     let ints = Tensor::arange(0, 6, 1, &device);
-    let cases: Vec<(Box<dyn Fn() + '_>, &[&str])> = vec![
+    type Misuse<'a> = (Box<dyn Fn() + 'a>, &'a [&'a str]);
+    let cases: Vec<Misuse<'_>> = vec![
         (Box::new(|| drop(&x + &cube)), &["add", "[2, 3]", "[2, 3, 4]"]),
         (Box::new(|| drop(x.sum(2))), &["sum", "axis 2", "[2, 3]"]),
         (Box::new(|| drop(x.sum([0, -2]))), &["sum", "twice"]),

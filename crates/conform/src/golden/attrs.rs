@@ -14,10 +14,17 @@ impl Attrs {
     }
 
     /// The value of a key read by `f`, or nothing if it is missing.
-    fn read<T>(&self, key: &str, what: &str, f: impl FnOnce(&Value) -> Option<T>) -> Result<Option<T>, String> {
+    fn read<T>(
+        &self,
+        key: &str,
+        what: &str,
+        f: impl FnOnce(&Value) -> Option<T>,
+    ) -> Result<Option<T>, String> {
         match self.get(key) {
             None => Ok(None),
-            Some(value) => f(value).map(Some).ok_or_else(|| format!("attribute `{key}` is {value}, not {what}")),
+            Some(value) => {
+                f(value).map(Some).ok_or_else(|| format!("attribute `{key}` is {value}, not {what}"))
+            }
         }
     }
 
@@ -125,7 +132,8 @@ fn list<T>(value: &Value, f: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
 
 /// Python writes infinities and NaN as bare words, which JSON does not have: here they become strings.
 pub(super) fn with_words_for_infinities(line: &[u8]) -> Vec<u8> {
-    let words: [(&[u8], &[u8]); 3] = [(b"-Infinity", b"\"-inf\""), (b"Infinity", b"\"inf\""), (b"NaN", b"\"nan\"")];
+    let words: [(&[u8], &[u8]); 3] =
+        [(b"-Infinity", b"\"-inf\""), (b"Infinity", b"\"inf\""), (b"NaN", b"\"nan\"")];
     let mut out = Vec::with_capacity(line.len());
     let (mut at, mut quoted) = (0, false);
     while at < line.len() {

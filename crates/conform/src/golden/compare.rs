@@ -18,7 +18,8 @@ pub(super) fn same(got: &Data, want: &Data, rel: f64, abs: f64) -> Result<(), St
         true => near(got.to_f64(), want.to_f64(), rel, abs),
         false => got == want,
     };
-    let bad: Vec<(usize, (Scalar, Scalar))> = pairs().filter(|&(_, (got, want))| !agrees(got, want)).collect();
+    let bad: Vec<(usize, (Scalar, Scalar))> =
+        pairs().filter(|&(_, (got, want))| !agrees(got, want)).collect();
     // The worst is told: NaN and infinities are worse than any distance.
     let distance = |(got, want): (Scalar, Scalar)| (got.to_f64() - want.to_f64()).abs();
     let worst = bad.iter().max_by(|a, b| distance(a.1).total_cmp(&distance(b.1)));
@@ -38,7 +39,9 @@ pub(super) fn same(got: &Data, want: &Data, rel: f64, abs: f64) -> Result<(), St
 
 fn near(got: f64, want: f64, rel: f64, abs: f64) -> bool {
     // An infinite `want` would make the bound infinite too.
-    got == want || got.is_nan() && want.is_nan() || want.is_finite() && (got - want).abs() <= abs + rel * want.abs()
+    got == want
+        || got.is_nan() && want.is_nan()
+        || want.is_finite() && (got - want).abs() <= abs + rel * want.abs()
 }
 
 fn scalars(data: &Data) -> impl Iterator<Item = Scalar> + '_ {

@@ -2,9 +2,8 @@
 //! defaults. Elementwise operators are known by being in the IR's tables.
 
 use super::attrs::{Attrs, Must};
-use kiln_tensor::{
-    Axes, ClassOptions, ConvOptions, DType, Extents, Interpolate, Number, PadMode, Padding, PoolOptions, Reduction, Tensor,
-};
+use super::options::*;
+use kiln_tensor::{DType, Interpolate, Reduction, Tensor};
 
 /// The outputs of an operator, or why there are none.
 pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
@@ -57,7 +56,9 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         "permute" => one(x.permute(&a.ints("dims").must("dims")?[..])),
         "transpose" => one(x.transpose(a.int("dim0").must("dim0")?, a.int("dim1").must("dim1")?)),
         "expand" => one(x.expand(a.ints("shape").must("shape")?)),
-        "narrow" => one(x.narrow(dim(a, 0)?, a.int("start").must("start")?, a.size("length").must("length")?)),
+        "narrow" => {
+            one(x.narrow(dim(a, 0)?, a.int("start").must("start")?, a.size("length").must("length")?))
+        }
         "flip" => one(x.flip(&a.ints("dims").must("dims")?[..])),
         "roll" => one(x.roll(&a.ints("shifts").must("shifts")?, &a.ints("dims")?.unwrap_or_default())),
         "repeat" => one(x.repeat(a.sizes("repeats").must("repeats")?)),
@@ -203,23 +204,6 @@ fn elementwise(op: &str, inputs: &[Tensor]) -> Option<Tensor> {
     None
 }
 
-fn keep(a: &Attrs) -> Result<bool, String> {
-    Ok(a.flag("keepdim")?.unwrap_or(false))
-}
-
-fn dim(a: &Attrs, default: isize) -> Result<isize, String> {
-    Ok(a.int("dim")?.unwrap_or(default))
-}
-
-/// `dims` or `dim`; all axes if neither is there.
-fn axes(a: &Attrs) -> Result<Axes, String> {
-    let dims = match a.ints("dims")? {
-        Some(dims) => Some(dims),
-        None => a.ints("dim")?,
-    };
-    Ok(dims.map_or(().into(), |dims| Axes::new(&dims)))
-}
-
 /// PyTorch's `any` and `all` of u8 give u8.
 fn like_byte(x: &Tensor, out: Tensor) -> Tensor {
     if x.dtype() == DType::U8 { out.to_dtype(DType::U8) } else { out }
@@ -246,21 +230,6 @@ fn squeezed(x: &Tensor, a: &Attrs) -> Result<Tensor, String> {
     Ok(dims.iter().rev().fold(x.clone(), |x, &d| x.squeeze(d)))
 }
 
-fn slice(a: &Attrs) -> Result<(isize, isize, isize, usize), String> {
-    let (start, end) = (a.int("start")?.unwrap_or(0), a.int("end")?.unwrap_or(isize::MAX));
-    Ok((dim(a, 0)?, start, end, a.size("step")?.unwrap_or(1)))
-}
-
-fn pad_mode(a: &Attrs) -> Result<PadMode, String> {
-    match a.text("mode")?.unwrap_or("constant") {
-        "constant" => Ok(PadMode::Constant(a.real("value")?.unwrap_or(0.0))),
-        "reflect" => Ok(PadMode::Reflect),
-        "replicate" => Ok(PadMode::Replicate),
-        "circular" => Ok(PadMode::Circular),
-        mode => Err(format!("attribute `mode` is {mode}")),
-    }
-}
-
 /// Rows at `padding_idx` get no gradient.
 fn embedding(weight: &Tensor, ids: &Tensor, padding: Option<isize>) -> Tensor {
     let Some(padding) = padding else { return weight.embedding(ids) };
@@ -277,59 +246,6 @@ fn one_hot(x: &Tensor, classes: isize) -> Result<Tensor, String> {
             Ok(x.one_hot(most as usize + 1))
         }
     }
-}
-
-fn extents(a: &Attrs, key: &str) -> Result<Option<Extents>, String> {
-    Ok(a.sizes(key)?.filter(|sizes| !sizes.is_empty()).map(|sizes| Extents::from(&sizes[..])))
-}
-
-fn kernel(a: &Attrs) -> Result<Extents, String> {
-    extents(a, "kernel_size").must("kernel_size")
-}
-
-fn conv(a: &Attrs) -> Result<ConvOptions, String> {
-    let mut options = ConvOptions::default().groups(a.size("groups")?.unwrap_or(1));
-    if let Some(stride) = extents(a, "stride")? {
-        options = options.stride(stride);
-    }
-    if let Some(dilation) = extents(a, "dilation")? {
-        options = options.dilation(dilation);
-    }
-    if let Some(padding) = extents(a, "output_padding")? {
-        options = options.output_padding(padding);
-    }
-    options.padding = match a.text("padding") {
-        Ok(None) => Padding::Valid,
-        Ok(Some("same")) => Padding::Same,
-        Ok(Some("valid")) => Padding::Valid,
-        Ok(Some(word)) => return Err(format!("attribute `padding` is {word}")),
-        Err(_) => extents(a, "padding").must("padding")?.into(),
-    };
-    Ok(options)
-}
-
-fn pool(a: &Attrs) -> Result<PoolOptions, String> {
-    let mut options = PoolOptions::default()
-        .ceil(a.flag("ceil_mode")?.unwrap_or(false))
-        .count_padding(a.flag("count_include_pad")?.unwrap_or(true));
-    options.stride = extents(a, "stride")?;
-    options.divisor = a.size("divisor_override")?;
-    if let Some(padding) = extents(a, "padding")? {
-        options = options.padding(padding);
-    }
-    if let Some(dilation) = extents(a, "dilation")? {
-        options = options.dilation(dilation);
-    }
-    Ok(options)
-}
-
-fn output_size(x: &Tensor, a: &Attrs, n: usize) -> Result<Extents, String> {
-    let sizes = a.open_sizes("output_size").must("output_size")?;
-    let size = |i: usize| -> usize {
-        let given = sizes.get(if sizes.len() == 1 { 0 } else { i }).copied().flatten();
-        given.unwrap_or_else(|| x.dim(i as isize - n as isize))
-    };
-    Ok(Extents::from(&(0..n).map(size).collect::<Vec<_>>()[..]))
 }
 
 fn interpolated(x: &Tensor, a: &Attrs) -> Result<Tensor, String> {
@@ -351,14 +267,6 @@ fn interpolated(x: &Tensor, a: &Attrs) -> Result<Tensor, String> {
     }
 }
 
-/// How many last axes are normalised: those of the weight where no shape is stated, else one.
-fn normalized_axes(a: &Attrs, inputs: &[Tensor]) -> Result<usize, String> {
-    Ok(match a.sizes("normalized_shape")? {
-        Some(shape) => shape.len(),
-        None => inputs.get(1).map_or(1, Tensor::rank),
-    })
-}
-
 /// Heads of keys or values, each as many times as there are heads of queries for it.
 fn shared_heads(query: &Tensor, heads: &Tensor) -> Tensor {
     let times = query.dim(-3) / heads.dim(-3).max(1);
@@ -370,15 +278,6 @@ fn shared_heads(query: &Tensor, heads: &Tensor) -> Tensor {
     heads.unsqueeze(axis as isize + 1).expand(wide).reshape(shape)
 }
 
-fn reduction(a: &Attrs) -> Result<Reduction, String> {
-    match a.text("reduction")?.unwrap_or("mean") {
-        "none" => Ok(Reduction::None),
-        "mean" => Ok(Reduction::Mean),
-        "sum" => Ok(Reduction::Sum),
-        word => Err(format!("attribute `reduction` is {word}")),
-    }
-}
-
 fn reduced(losses: Tensor, reduction: Reduction) -> Tensor {
     match reduction {
         Reduction::None => losses,
@@ -388,19 +287,14 @@ fn reduced(losses: Tensor, reduction: Reduction) -> Tensor {
 }
 
 /// A loss of exactly `count` inputs.
-fn loss(a: &Attrs, f: impl FnOnce(Reduction) -> Tensor, inputs: &[Tensor], count: usize) -> Result<Vec<Tensor>, String> {
+fn loss(
+    a: &Attrs,
+    f: impl FnOnce(Reduction) -> Tensor,
+    inputs: &[Tensor],
+    count: usize,
+) -> Result<Vec<Tensor>, String> {
     match inputs.len() == count {
         true => Ok(vec![f(reduction(a)?)]),
         false => Err(format!("{} inputs instead of {count}", inputs.len())),
     }
-}
-
-fn classes(a: &Attrs, inputs: &[Tensor]) -> Result<ClassOptions, String> {
-    let ignore = match a.number("ignore_index")? {
-        Some(Number::Int(ignore)) => ignore,
-        Some(Number::Float(ignore)) => return Err(format!("attribute `ignore_index` is {ignore}")),
-        None => -100,
-    };
-    let label_smoothing = a.real("label_smoothing")?.unwrap_or(0.0);
-    Ok(ClassOptions { reduction: reduction(a)?, label_smoothing, ignore, weight: inputs.get(2).cloned() })
 }

@@ -72,7 +72,7 @@ impl Suite<'_> {
         }
         let mut last: HashMap<Id, usize> = HashMap::new();
         for (at, node) in nodes.iter().enumerate() {
-            node.ins.iter().for_each(|&id| drop(last.insert(id, at)));
+            last.extend(node.ins.iter().map(|&id| (id, at)));
         }
         let made: Vec<Id> = nodes.iter().flat_map(|n| n.outs.iter().copied()).collect();
         let is_made = |id: &Id| made.contains(id);

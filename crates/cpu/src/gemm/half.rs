@@ -8,10 +8,10 @@ use crate::pool;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-/// C = A B for `f16` and `bf16`: the order of [`gemm`] in `f32` over the whole of K, rounded once at the end.
+/// C = A B for `f16` and `bf16`: the order of [`gemm`](super::gemm) in `f32` over the whole of K, rounded once at the end.
 ///
 /// # Safety
-/// As for [`gemm`].
+/// As for [`gemm`](super::gemm).
 pub unsafe fn gemm_half<H: Half>(m: usize, n: usize, k: usize, a: Mat<H>, b: Mat<H>, c: MatMut<H>) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
     unsafe { half_on(isa(), Product { m, n, k, a, b, c }) }

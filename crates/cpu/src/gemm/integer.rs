@@ -6,7 +6,7 @@ use crate::pool;
 /// C = A B for integers, modulo 2 to the number of bits.
 ///
 /// # Safety
-/// As for [`gemm`].
+/// As for [`gemm`](super::gemm).
 pub unsafe fn gemm_int<T: GemmInt>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
     let mut p = Product { m, n, k, a, b, c };
     if p.c.cs != 1 && p.c.rs == 1 {

@@ -1,7 +1,7 @@
 //! Matrix products whose bits depend on the operands alone.
 //!
 //! `C[i,j]` has one order of additions, given by K: K is cut into panels of 512, inside a panel
-//! `acc = fma(a[i,k], b[k,j], acc)` from 0 with k ascending, and panels are added up in order. [`route`] picks a path by
+//! `acc = fma(a[i,k], b[k,j], acc)` from 0 with k ascending, and panels are added up in order. `route` picks a path by
 //! shape and strides (`direct`, `chains`, `rows`, `packed`); every path, ISA, stride and split keeps that order, so it
 //! can be chosen by speed alone. A path reads operands through `scalar`, keeps what it packs in `scratch` and loops in
 //! `kernel`, over the registers of `x86` where there are any. Called by the CPU device, one call a matrix; splits large

@@ -21,8 +21,11 @@ macro_rules! own {
     ($($t:ident)*, |$a:ident, $b:ident, $acc:ident| $fma:expr) => {$(
         impl Number for $t {
             type Wide = $t;
+            #[inline]
             fn widen(self) -> $t { self }
+            #[inline]
             fn narrow(wide: $t) -> $t { wide }
+            #[inline]
             fn fma($a: $t, $b: $t, $acc: $t) -> $t { $fma }
         }
     )*};
@@ -34,8 +37,11 @@ macro_rules! halves {
     ($($t:ident)*) => {$(
         impl Number for $t {
             type Wide = f32;
+            #[inline]
             fn widen(self) -> f32 { self.to_f32() }
+            #[inline]
             fn narrow(wide: f32) -> $t { $t::from_f32(wide) }
+            #[inline]
             fn fma(a: f32, b: f32, acc: f32) -> f32 { a.mul_add(b, acc) }
         }
     )*};

@@ -59,7 +59,8 @@ macro_rules! ranks {
 }
 ranks!(u64 u32 u16 u8 bool, |x| x as u64);
 ranks!(i64 i32 i16 i8, |x| x as i64 as u64 ^ SIGN);
-ranks!(f64 f32 f16 bf16, |x| float(x.into()));
+ranks!(f64, |x| float(x));
+ranks!(f32 f16 bf16, |x| float(x.into()));
 
 const SIGN: u64 = 1 << 63;
 

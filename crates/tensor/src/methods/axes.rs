@@ -37,10 +37,13 @@ impl Axes {
     /// The axes in the order given, counted from the start.
     #[track_caller]
     pub(super) fn list(&self, op: &str, x: &Tensor) -> SmallVec<[usize; 8]> {
-        match &self.0 {
-            Some(axes) => axes.iter().map(|&axis| x.any_axis(op, axis)).collect(),
-            None => (0..x.rank()).collect(),
+        let Some(axes) = &self.0 else { return (0..x.rank()).collect() };
+        // Here and below loops, not closures: a closure panics at its own line instead of the caller's.
+        let mut list = SmallVec::new();
+        for &axis in axes {
+            list.push(x.any_axis(op, axis));
         }
+        list
     }
 }
 
@@ -69,27 +72,34 @@ impl Dimensions {
     /// The shape that `numel` elements take.
     #[track_caller]
     pub(super) fn fill(&self, op: &str, x: &Tensor) -> Shape {
-        let known: Option<usize> = (self.0.iter().filter(|&&d| d >= 0))
-            .try_fold(1usize, |product, &d| product.checked_mul(d as usize));
-        let known = known.unwrap_or_else(|| panic!("{op}: shape {:?} has too many elements to address", self.0));
+        let mut known = Some(1usize);
+        for &d in self.0.iter().filter(|&&d| d >= 0) {
+            known = known.and_then(|product| product.checked_mul(d as usize));
+        }
         let open = self.0.iter().filter(|&&d| d < 0).count();
-        let bad = || -> ! { panic!("{op}: shape {:?} cannot be filled from shape {:?}", self.0, x.shape()) };
-        if open > 1 || self.0.iter().any(|&d| d < -1) {
-            bad();
+        let whole = known.filter(|&known| open == 0 || known > 0 && x.numel().is_multiple_of(known));
+        match whole {
+            Some(known) if open <= 1 && self.0.iter().all(|&d| d >= -1) => {
+                self.shape(op, |_| Some(x.numel() / known.max(1)))
+            }
+            _ => panic!("{op}: shape {:?} cannot be filled from shape {:?}", self.0, x.shape()),
         }
-        if open == 1 && (known == 0 || x.numel() % known != 0) {
-            bad();
-        }
-        self.shape(op, |_| x.numel() / known.max(1))
     }
 
-    /// The shape with `rest(i)` in place of -1.
+    /// The shape with `rest(i)` in place of a negative extent.
     #[track_caller]
-    pub(super) fn shape(&self, op: &str, rest: impl Fn(usize) -> usize) -> Shape {
+    pub(super) fn shape(&self, op: &str, rest: impl Fn(usize) -> Option<usize>) -> Shape {
         if self.0.len() > MAX_RANK {
             panic!("{op}: rank {} is above the highest supported, {MAX_RANK}", self.0.len());
         }
-        Shape::collect(self.0.iter().enumerate().map(|(i, &d)| if d < 0 { rest(i) } else { d as usize }))
+        let mut shape = Shape::repeat(0, self.0.len());
+        for (i, &d) in self.0.iter().enumerate() {
+            match (usize::try_from(d), rest(i)) {
+                (Ok(d), _) | (Err(_), Some(d)) => shape[i] = d,
+                (Err(_), None) => panic!("{op}: extent {d} at place {i} of {:?} has no meaning", self.0),
+            }
+        }
+        shape
     }
 }
 
@@ -157,11 +167,15 @@ impl Extents {
     pub(super) fn resolve(&self, op: &str, what: &str, n: usize, rest: usize) -> [u32; 3] {
         let given = self.0.len();
         assert!(given == 1 || given == n, "{op}: {what} {:?} does not fit {n} spatial axes", self.0);
-        let item = |i: usize| if i >= n { rest } else { self.0[if given == 1 { 0 } else { i }] };
-        [0, 1, 2].map(|i| match u32::try_from(item(i)) {
-            Ok(item) => item,
-            Err(_) => panic!("{op}: {what} {} is too large", item(i)),
-        })
+        let mut all = [0; 3];
+        for (i, place) in all.iter_mut().enumerate() {
+            let item = if i >= n { rest } else { self.0[if given == 1 { 0 } else { i }] };
+            match u32::try_from(item) {
+                Ok(item) => *place = item,
+                Err(_) => panic!("{op}: {what} {item} is too large"),
+            }
+        }
+        all
     }
 }
 

@@ -46,7 +46,13 @@ impl<E: Into<Extents>> From<E> for Padding {
 impl Default for ConvOptions {
     fn default() -> ConvOptions {
         let one = Extents::from(1);
-        ConvOptions { stride: one, padding: Padding::Valid, dilation: one, groups: 1, output_padding: Extents::from(0) }
+        ConvOptions {
+            stride: one,
+            padding: Padding::Valid,
+            dilation: one,
+            groups: 1,
+            output_padding: Extents::from(0),
+        }
     }
 }
 
@@ -103,7 +109,14 @@ convolutions! {
 }
 
 #[track_caller]
-fn forward(name: &str, n: usize, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, options: &ConvOptions) -> Tensor {
+fn forward(
+    name: &str,
+    n: usize,
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvOptions,
+) -> Tensor {
     let (x, w, single) = operands(name, n, x, w);
     let mut conv = geometry(name, n, options);
     match options.padding {
@@ -126,7 +139,14 @@ fn forward(name: &str, n: usize, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, 
 }
 
 #[track_caller]
-fn transposed(name: &str, n: usize, x: &Tensor, w: &Tensor, bias: Option<&Tensor>, options: &ConvOptions) -> Tensor {
+fn transposed(
+    name: &str,
+    n: usize,
+    x: &Tensor,
+    w: &Tensor,
+    bias: Option<&Tensor>,
+    options: &ConvOptions,
+) -> Tensor {
     let (x, w, single) = operands(name, n, x, w);
     let mut conv = geometry(name, n, options);
     conv.low = match options.padding {
@@ -136,15 +156,15 @@ fn transposed(name: &str, n: usize, x: &Tensor, w: &Tensor, bias: Option<&Tensor
     };
     conv.high = conv.low;
     let extra = options.output_padding.resolve(name, "output padding", n, 0);
-    for i in 0..n {
+    for (i, &extra) in extra[..n].iter().enumerate() {
         let (stride, dilation) = (conv.stride[i], conv.dilation[i]);
         assert!(
-            extra[i] < stride.max(dilation),
-            "{name}: output padding {} is below neither stride {stride} nor dilation {dilation}", extra[i]
+            extra < stride.max(dilation),
+            "{name}: output padding {extra} is below neither stride {stride} nor dilation {dilation}"
         );
-        let wide = |v: usize| v as i128;
-        let (length, kernel) = (wide(x.shape()[i + 2]), wide(w.shape()[i + 2]));
-        let extent = (length - 1) * stride as i128 - 2 * conv.low[i] as i128 + dilation as i128 * (kernel - 1) + extra[i] as i128 + 1;
+        let (length, kernel) = (x.shape()[i + 2] as i128, w.shape()[i + 2] as i128);
+        let span = (kernel - 1) * dilation as i128 + 1;
+        let extent = (length - 1) * stride as i128 + span - 2 * conv.low[i] as i128 + extra as i128;
         conv.extent[i] = match u32::try_from(extent) {
             Ok(extent) => extent,
             Err(_) => panic!("{name}: shapes {:?} and {:?} do not fit together", x.shape(), w.shape()),
@@ -160,7 +180,9 @@ fn operands(name: &str, n: usize, x: &Tensor, w: &Tensor) -> (Tensor, Tensor, bo
     let single = x.rank() == n + 1;
     assert!(
         (single || x.rank() == n + 2) && w.rank() == n + 2,
-        "{name}: shapes {:?} and {:?} do not have {n} spatial axes", x.shape(), w.shape()
+        "{name}: shapes {:?} and {:?} do not have {n} spatial axes",
+        x.shape(),
+        w.shape()
     );
     let dtype = promote(x.dtype(), w.dtype());
     let x = if single { x.unsqueeze(0) } else { x.clone() };
@@ -169,7 +191,9 @@ fn operands(name: &str, n: usize, x: &Tensor, w: &Tensor) -> (Tensor, Tensor, bo
 
 #[track_caller]
 fn geometry(name: &str, n: usize, options: &ConvOptions) -> Conv {
-    let Ok(groups) = u32::try_from(options.groups) else { panic!("{name}: {} groups are too many", options.groups) };
+    let Ok(groups) = u32::try_from(options.groups) else {
+        panic!("{name}: {} groups are too many", options.groups)
+    };
     Conv {
         stride: options.stride.resolve(name, "stride", n, 1),
         low: [0; 3],
@@ -185,7 +209,11 @@ fn finished(name: &str, y: Tensor, bias: Option<&Tensor>, single: bool) -> Tenso
     let y = match bias {
         Some(bias) => {
             let channels = y.shape()[1];
-            assert!(bias.shape()[..] == [channels], "{name}: a bias of shape {:?} for {channels} channels", bias.shape());
+            assert!(
+                bias.shape()[..] == [channels],
+                "{name}: a bias of shape {:?} for {channels} channels",
+                bias.shape()
+            );
             let mut shape = Shape::repeat(1, y.rank() - 1);
             shape[0] = channels;
             y + bias.reshape(shape)
@@ -213,7 +241,10 @@ impl Tensor {
         let mut counts = [0; 2];
         for i in 0..2 {
             let (stride, dilation) = (conv.stride[i] as usize, conv.dilation[i] as usize);
-            assert!(kernel[i] > 0 && stride > 0 && dilation > 0, "unfold: kernel, stride and dilation are at least 1");
+            assert!(
+                kernel[i] > 0 && stride > 0 && dilation > 0,
+                "unfold: kernel, stride and dilation are at least 1"
+            );
             let span = (kernel[i] - 1) * dilation + 1;
             let Some(rest) = x.shape()[i + 2].checked_sub(span) else {
                 panic!("unfold: a window of {span} does not fit axis {} of shape {:?}", i + 2, x.shape())

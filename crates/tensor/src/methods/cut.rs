@@ -12,7 +12,11 @@ impl Tensor {
         let extent = self.shape()[at];
         let from = if start < 0 { start + extent as isize } else { start };
         let fits = from >= 0 && (from as usize).checked_add(length).is_some_and(|end| end <= extent);
-        assert!(fits, "narrow: {length} elements from {start} do not lie within axis {axis} of shape {:?}", self.shape());
+        assert!(
+            fits,
+            "narrow: {length} elements from {start} do not lie within axis {axis} of shape {:?}",
+            self.shape()
+        );
         cut(self, at, from as usize, from as usize + length, 1)
     }
 
@@ -58,7 +62,11 @@ impl Tensor {
                 Cut::At(index) => {
                     let at = if index < 0 { index + extent as isize } else { index };
                     let fits = (0..extent as isize).contains(&at);
-                    assert!(fits, "get: index {index} is out of range for axis {axis} of shape {:?}", self.shape());
+                    assert!(
+                        fits,
+                        "get: index {index} is out of range for axis {axis} of shape {:?}",
+                        self.shape()
+                    );
                     out = cut(&out, axis, at as usize, at as usize + 1, 1);
                     dropped = dropped.with(axis);
                 }

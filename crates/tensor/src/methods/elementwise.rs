@@ -57,7 +57,9 @@ impl Tensor {
             (None, None) => return x,
             (Some(min), None) => (x.gt(min), x.detach().maximum(min)),
             (None, Some(max)) => (x.lt(max), x.detach().minimum(max)),
-            (Some(min), Some(max)) => (x.gt(min).bitwise_and(x.lt(max)), x.detach().maximum(min).minimum(max)),
+            (Some(min), Some(max)) => {
+                (x.gt(min).bitwise_and(x.lt(max)), x.detach().maximum(min).minimum(max))
+            }
         };
         inside.select(&x, &bounded)
     }
@@ -165,7 +167,9 @@ fn held(bound: Number, dtype: DType) -> Number {
         DType::U16 => (0, u16::MAX as i64),
         DType::U8 => (0, u8::MAX as i64),
         DType::Bool => (0, 1),
-        DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::I64 | DType::Q8 | DType::Q4 => return bound,
+        DType::F64 | DType::F32 | DType::F16 | DType::BF16 | DType::I64 | DType::Q8 | DType::Q4 => {
+            return bound;
+        }
     };
     match bound {
         Number::Int(bound) => Number::Int(bound.clamp(least, most)),

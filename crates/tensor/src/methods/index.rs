@@ -70,7 +70,14 @@ impl Tensor {
 }
 
 #[track_caller]
-fn scatter(kind: ScatterKind, name: &str, x: &Tensor, axis: isize, index: &Tensor, source: &Tensor) -> Tensor {
+fn scatter(
+    kind: ScatterKind,
+    name: &str,
+    x: &Tensor,
+    axis: isize,
+    index: &Tensor,
+    source: &Tensor,
+) -> Tensor {
     let axis = x.any_axis(name, axis) as u8;
     let (index, mut source) = (index.lifted(), source.lifted());
     let (want, have) = (index.shape(), source.shape());

@@ -1,7 +1,7 @@
 //! Several tensors into one, one into several, and one many times over.
 
-use super::cut::cut;
 use super::Axes;
+use super::cut::cut;
 use crate::{Shape, Tensor};
 use kiln_ir::{Move, Op, promote};
 use std::borrow::Borrow;
@@ -54,7 +54,11 @@ impl Tensor {
     pub fn split(&self, size: usize, axis: isize) -> Vec<Tensor> {
         let at = self.axis("split", axis);
         let extent = self.shape()[at];
-        assert!(size > 0 || extent == 0, "split: pieces of 0 never fill axis {axis} of shape {:?}", self.shape());
+        assert!(
+            size > 0 || extent == 0,
+            "split: pieces of 0 never fill axis {axis} of shape {:?}",
+            self.shape()
+        );
         let count = extent.div_ceil(size.max(1)).max(1);
         let mut pieces = Vec::with_capacity(count);
         for i in 0..count {
@@ -91,7 +95,9 @@ impl Tensor {
     pub fn repeat(&self, times: impl Into<Shape>) -> Tensor {
         let times = times.into();
         let lead = times.len().checked_sub(self.rank());
-        let Some(lead) = lead else { panic!("repeat: {times:?} has fewer numbers than shape {:?} has axes", self.shape()) };
+        let Some(lead) = lead else {
+            panic!("repeat: {times:?} has fewer numbers than shape {:?} has axes", self.shape())
+        };
         let shape = Shape::collect(std::iter::repeat_n(1, lead).chain(self.shape().iter().copied()));
         let (mut out, mut now) = (self.reshape(shape), shape);
         for (axis, &n) in times.iter().enumerate().filter(|&(_, &n)| n != 1) {

@@ -10,7 +10,9 @@ impl Tensor {
     pub fn matmul(&self, other: &Tensor) -> Tensor {
         assert!(
             self.rank() > 0 && other.rank() > 0,
-            "matmul: shapes {:?} and {:?}: a number is not a matrix", self.shape(), other.shape()
+            "matmul: shapes {:?} and {:?}: a number is not a matrix",
+            self.shape(),
+            other.shape()
         );
         let (a, b) = met(self, other);
         let column = b.rank() == 1;
@@ -24,7 +26,9 @@ impl Tensor {
     pub fn dot_t(&self, other: &Tensor) -> Tensor {
         assert!(
             self.rank() > 0 && other.rank() > 1,
-            "dot_t: shapes {:?} and {:?}: both operands are matrices", self.shape(), other.shape()
+            "dot_t: shapes {:?} and {:?}: both operands are matrices",
+            self.shape(),
+            other.shape()
         );
         let (a, b) = met(self, other);
         product(&a, &b, true, false)
@@ -37,7 +41,8 @@ impl Tensor {
         let (rank, shape) = (weight.rank(), weight.shape());
         assert!(
             self.rank() > 0 && (rank == 1 || rank == 2),
-            "linear: shapes {:?} and {shape:?}: the weight is [out, in]", self.shape()
+            "linear: shapes {:?} and {shape:?}: the weight is [out, in]",
+            self.shape()
         );
         let y = if rank == 1 { self.matmul(weight) } else { self.dot_t(weight) };
         match bias {

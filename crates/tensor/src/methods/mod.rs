@@ -6,9 +6,9 @@
 
 mod axes;
 mod cut;
-mod shape;
 mod join;
 mod pad;
+mod shape;
 
 mod elementwise;
 mod reduce;
@@ -17,13 +17,13 @@ mod statistics;
 mod index;
 mod order;
 
-mod linear;
 mod conv;
-mod pool;
-mod resize;
-mod norm;
+mod linear;
 mod loss;
+mod norm;
+mod pool;
 mod quant;
+mod resize;
 
 pub use axes::{Axes, Dimensions, Extents};
 pub use conv::{ConvOptions, Padding};

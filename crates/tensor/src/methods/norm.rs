@@ -22,8 +22,15 @@ impl Tensor {
     /// Normalised over the last `axes` axes to mean 0 and variance 1, then scaled and shifted by weights of those
     /// axes' shape. `eps` is added to the variance.
     #[track_caller]
-    pub fn layer_norm(&self, axes: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor {
-        let op = Op::Named(Named::LayerNorm { axes: last_axes("layer_norm", self, axes), eps: Real::new(eps) });
+    pub fn layer_norm(
+        &self,
+        axes: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Tensor {
+        let op =
+            Op::Named(Named::LayerNorm { axes: last_axes("layer_norm", self, axes), eps: Real::new(eps) });
         let dtype = self.dtype();
         let (weight, bias) = (weight.map(|w| w.to_dtype(dtype)), bias.map(|b| b.to_dtype(dtype)));
         match (weight, bias) {
@@ -47,9 +54,15 @@ impl Tensor {
 
     /// `[N, C, ..]` normalised over each of `groups` parts of the channels, then scaled and shifted by channel.
     #[track_caller]
-    pub fn group_norm(&self, groups: usize, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor {
+    pub fn group_norm(
+        &self,
+        groups: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Tensor {
         let shape = self.shape();
-        let fits = self.rank() >= 2 && groups > 0 && shape[1] % groups == 0;
+        let fits = self.rank() >= 2 && groups > 0 && shape[1].is_multiple_of(groups);
         assert!(fits, "group_norm: the channels of shape {shape:?} do not fall into {groups} groups");
         let part = shape[1..].iter().product::<usize>() / groups;
         let x = self.widened();
@@ -101,12 +114,17 @@ impl Tensor {
         let dtype = promote(promote(self.dtype(), key.dtype()), value.dtype());
         let fits = [self, key, value].iter().all(|t| t.rank() >= 2);
         assert!(
-            fits, "{name}: shapes {:?}, {:?} and {:?} are [.., length, width]", self.shape(), key.shape(), value.shape()
+            fits,
+            "{name}: shapes {:?}, {:?} and {:?} are [.., length, width]",
+            self.shape(),
+            key.shape(),
+            value.shape()
         );
         let mask = match mask {
             Some(mask) if mask.dtype() == DType::Bool => {
                 let device = mask.value.device();
-                let (seen, hidden) = (Tensor::full([], 0, dtype, device), Tensor::full([], f64::NEG_INFINITY, dtype, device));
+                let (seen, hidden) =
+                    (Tensor::full([], 0, dtype, device), Tensor::full([], f64::NEG_INFINITY, dtype, device));
                 Some(mask.select(&seen, &hidden))
             }
             Some(mask) => Some(mask.to_dtype(dtype)),
@@ -117,13 +135,19 @@ impl Tensor {
             .flatten()
             .try_fold(Shape::default(), |batch, t| broadcast(&batch, &lead(&t.shape())));
         let Some(batch) = batch else {
-            panic!("{name}: leading axes of {:?}, {:?} and {:?} do not fit together", self.shape(), key.shape(), value.shape())
+            panic!(
+                "{name}: leading axes of {:?}, {:?} and {:?} do not fit together",
+                self.shape(),
+                key.shape(),
+                value.shape()
+            )
         };
         let q = spread(&self.to_dtype(dtype), &batch);
         let k = spread(&key.to_dtype(dtype), &batch);
         let v = spread(&value.to_dtype(dtype), &batch);
         let width = self.dim(-1) as f64;
-        let op = Op::Named(Named::Attention { causal, scale: Real::new(scale.unwrap_or(width.sqrt().recip())) });
+        let op =
+            Op::Named(Named::Attention { causal, scale: Real::new(scale.unwrap_or(width.sqrt().recip())) });
         match mask {
             Some(mask) => Tensor::one(op, &[&q, &k, &v, &mask]),
             None => Tensor::one(op, &[&q, &k, &v]),

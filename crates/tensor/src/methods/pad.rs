@@ -23,7 +23,7 @@ impl Tensor {
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Tensor {
         let pairs = pads.len() / 2;
-        let fits = pads.len() % 2 == 0 && pairs <= self.rank();
+        let fits = pads.len().is_multiple_of(2) && pairs <= self.rank();
         assert!(fits, "pad: {pads:?} does not give pairs for the last axes of shape {:?}", self.shape());
         let mut out = self.clone();
         for (i, pair) in pads.chunks_exact(2).enumerate() {
@@ -31,7 +31,11 @@ impl Tensor {
             let extent = self.shape()[axis];
             let off = |n: isize| n.min(0).unsigned_abs();
             let fits = off(pair[0]) + off(pair[1]) <= extent;
-            assert!(fits, "pad: {pair:?} cuts more than there is off axis {axis} of shape {:?}", self.shape());
+            assert!(
+                fits,
+                "pad: {pair:?} cuts more than there is off axis {axis} of shape {:?}",
+                self.shape()
+            );
             out = cut(&out, axis, off(pair[0]), extent - off(pair[1]), 1);
             let [low, high] = [pair[0], pair[1]].map(|n| n.max(0) as usize);
             if low + high > 0 {
@@ -64,17 +68,23 @@ fn grown(x: &Tensor, axis: usize, low: usize, high: usize, mode: PadMode) -> Ten
         PadMode::Replicate | PadMode::Circular => extent,
     };
     let fits = low.max(high) <= most;
-    assert!(fits, "pad: {low} and {high} are too much for {mode:?} along axis {axis} of shape {:?}", x.shape());
+    assert!(
+        fits,
+        "pad: {low} and {high} are too much for {mode:?} along axis {axis} of shape {:?}",
+        x.shape()
+    );
     let (before, after) = match mode {
         PadMode::Constant(value) => {
             let value = x.constant(value);
             (stretched(x, &value, axis, low), stretched(x, &value, axis, high))
         }
-        PadMode::Reflect => {
-            (cut(x, axis, 1.min(extent), (low + 1).min(extent), 1).flip(axis), cut(x, axis, most - high, most, 1).flip(axis))
-        }
+        PadMode::Reflect => (
+            cut(x, axis, 1.min(extent), (low + 1).min(extent), 1).flip(axis),
+            cut(x, axis, most - high, most, 1).flip(axis),
+        ),
         PadMode::Replicate => {
-            let (first, last) = (cut(x, axis, 0, 1.min(extent), 1), cut(x, axis, extent.saturating_sub(1), extent, 1));
+            let (first, last) =
+                (cut(x, axis, 0, 1.min(extent), 1), cut(x, axis, extent.saturating_sub(1), extent, 1));
             (stretched(x, &first, axis, low), stretched(x, &last, axis, high))
         }
         PadMode::Circular => (cut(x, axis, extent - low, extent, 1), cut(x, axis, 0, high, 1)),

@@ -115,8 +115,9 @@ fn average(name: &str, n: usize, x: &Tensor, kernel: Extents, options: &PoolOpti
     let means = match options.divisor {
         Some(divisor) => sums / divisor,
         None => {
-            let counts: Vec<Vec<f64>> =
-                (0..n).map(|i| counts(&pool, i, x.shape()[i + 2], sums.shape()[i + 2], options.count_padding)).collect();
+            let counts: Vec<Vec<f64>> = (0..n)
+                .map(|i| counts(&pool, i, x.shape()[i + 2], sums.shape()[i + 2], options.count_padding))
+                .collect();
             divided(sums, &counts, x.value.device())
         }
     };
@@ -176,7 +177,7 @@ pub(super) fn means_along(x: &Tensor, axis: usize, count: usize) -> Tensor {
     }
     let shape = x.shape();
     assert!(length > 0, "adaptive pooling: axis {axis} of shape {shape:?} is empty");
-    if count > 0 && length % count == 0 {
+    if count > 0 && length.is_multiple_of(count) {
         let split = shape.removed(axis).inserted(axis, length / count).and_then(|s| s.inserted(axis, count));
         if let Some(split) = split {
             return x.reshape(split).mean(axis + 1);

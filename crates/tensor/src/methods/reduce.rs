@@ -39,7 +39,9 @@ fn reduce(kind: ReduceKind, name: &str, x: &Tensor, axes: &Axes, keep: bool) -> 
     let x = match kind {
         ReduceKind::Sum | ReduceKind::Prod => summable(x),
         ReduceKind::Any | ReduceKind::All => x.truth(),
-        ReduceKind::Mean | ReduceKind::Max | ReduceKind::Min | ReduceKind::ArgMax | ReduceKind::ArgMin => x.clone(),
+        ReduceKind::Mean | ReduceKind::Max | ReduceKind::Min | ReduceKind::ArgMax | ReduceKind::ArgMin => {
+            x.clone()
+        }
     };
     Tensor::one(Op::Reduce { kind, axes, keep }, &[&x])
 }

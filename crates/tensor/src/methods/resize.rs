@@ -43,7 +43,8 @@ impl Tensor {
     #[track_caller]
     pub fn interpolate_by(&self, factors: &[f64], mode: Interpolate) -> Tensor {
         let n = spatial(self);
-        let fits = (factors.len() == 1 || factors.len() == n) && factors.iter().all(|f| f.is_finite() && *f > 0.0);
+        let fits =
+            (factors.len() == 1 || factors.len() == n) && factors.iter().all(|f| f.is_finite() && *f > 0.0);
         assert!(fits, "interpolate: factors {factors:?} for shape {:?}", self.shape());
         let mut out = self.widened();
         for i in 0..n {
@@ -57,7 +58,11 @@ impl Tensor {
 
 #[track_caller]
 fn spatial(x: &Tensor) -> usize {
-    assert!((3..=5).contains(&x.rank()), "interpolate: shape {:?} is not [N, C, ..] with one to three spatial axes", x.shape());
+    assert!(
+        (3..=5).contains(&x.rank()),
+        "interpolate: shape {:?} is not [N, C, ..] with one to three spatial axes",
+        x.shape()
+    );
     x.rank() - 2
 }
 
@@ -79,6 +84,9 @@ fn along(x: &Tensor, axis: usize, size: usize, step: Option<f64>, mode: Interpol
     for (index, weight) in taps {
         let part = x.taken(axis, &Tensor::from_vec(index, [size], x.value.device()));
         let part = match weight {
+            Some(_) if !x.dtype().is_float() => {
+                panic!("interpolate: {mode:?} is not defined for {}", x.dtype())
+            }
             Some(weight) => part * Tensor::from_vec(weight, tail, x.value.device()).to_dtype(x.dtype()),
             None => part,
         };
@@ -97,7 +105,8 @@ fn taps(length: usize, size: usize, step: Option<f64>, mode: Interpolate) -> Tap
     let ratio = step.unwrap_or(length as f64 / size as f64);
     let last = length as i64 - 1;
     let corners = if size > 1 { (length - 1) as f64 / (size - 1) as f64 } else { 0.0 };
-    let source = |i: usize, align: bool| if align { i as f64 * corners } else { (i as f64 + 0.5) * ratio - 0.5 };
+    let source =
+        |i: usize, align: bool| if align { i as f64 * corners } else { (i as f64 + 0.5) * ratio - 0.5 };
     let nearest = |f: &dyn Fn(usize) -> i64| vec![((0..size).map(|i| f(i).clamp(0, last)).collect(), None)];
     match mode {
         // Whole numbers where they can be: i * in / out may be one, and must not be rounded below it.
@@ -112,7 +121,10 @@ fn taps(length: usize, size: usize, step: Option<f64>, mode: Interpolate) -> Tap
             let rest = |x: f64| (x - low(x) as f64).clamp(0.0, 1.0);
             vec![
                 (at.iter().map(|&x| low(x)).collect(), Some(at.iter().map(|&x| 1.0 - rest(x)).collect())),
-                (at.iter().map(|&x| (low(x) + 1).min(last)).collect(), Some(at.iter().map(|&x| rest(x)).collect())),
+                (
+                    at.iter().map(|&x| (low(x) + 1).min(last)).collect(),
+                    Some(at.iter().map(|&x| rest(x)).collect()),
+                ),
             ]
         }
         Interpolate::Cubic { align_corners } => {

@@ -25,7 +25,11 @@ impl Tensor {
     #[track_caller]
     pub fn permute(&self, order: impl Into<Axes>) -> Tensor {
         let order = order.into().list("permute", self);
-        assert!(order.len() == self.rank(), "permute: {order:?} does not order the axes of shape {:?}", self.shape());
+        assert!(
+            order.len() == self.rank(),
+            "permute: {order:?} does not order the axes of shape {:?}",
+            self.shape()
+        );
         if order.iter().enumerate().all(|(i, &axis)| i == axis) {
             return self.clone();
         }
@@ -56,9 +60,9 @@ impl Tensor {
         let dimensions = shape.into();
         let old = self.shape();
         let lead = dimensions.items().len().checked_sub(old.len());
-        let shape = dimensions.shape("expand", |i| match lead {
-            Some(lead) if i >= lead && dimensions.items()[i] == -1 => old[i - lead],
-            _ => panic!("expand: shape {:?} does not fit shape {old:?}", dimensions.items()),
+        let shape = dimensions.shape("expand", |i| match dimensions.items()[i] {
+            -1 => old.get(i.checked_sub(lead?)?).copied(),
+            _ => None,
         });
         self.broadcast_to(shape)
     }
@@ -110,17 +114,20 @@ impl Tensor {
         }
         let shape = self.shape();
         let middle = shape[start..=end].iter().product();
-        self.reshape(Shape::collect(shape[..start].iter().copied().chain([middle]).chain(shape[end + 1..].iter().copied())))
+        self.reshape(Shape::collect(
+            shape[..start].iter().copied().chain([middle]).chain(shape[end + 1..].iter().copied()),
+        ))
     }
 
     /// Reversed along axes.
     #[track_caller]
     pub fn flip(&self, axes: impl Into<Axes>) -> Tensor {
         let axes = axes.into().list("flip", self);
-        let set = axes.iter().fold(AxisSet::default(), |set, &axis| {
+        let mut set = AxisSet::default();
+        for &axis in &axes {
             assert!(!set.has(axis), "flip: axis {axis} is named twice");
-            set.with(axis)
-        });
+            set = set.with(axis);
+        }
         if self.rank() == 0 || set.is_empty() {
             return self.clone();
         }
