@@ -8,13 +8,14 @@ use std::process::{Command, ExitCode, ExitStatus, Stdio};
 use std::time::Instant;
 use std::{env, fs, io};
 
+mod guide;
 mod readme;
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  check          format, dependencies, lints, tests, examples, documentation, README
-  check --fast   the same without examples, documentation and README
+  check          format, dependencies, lints, tests, examples, documentation, CONTRIBUTING's guide, README
+  check --fast   format, dependencies, lints, tests
   bench          the benchmarks of kiln-tensor";
 
 /// Crates that talk to networks or people: the tensor core must build without them.
@@ -64,6 +65,7 @@ fn check_rest() -> Result<(), String> {
     let mut doc = cargo("doc --workspace --no-deps");
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step("doc", doc)?;
+    guide::follow()?;
     readme_blocks()
 }
 
@@ -107,7 +109,7 @@ fn denied(tree: &str) -> Vec<&'static str> {
 
 /// The names of kiln's examples, in order; none where there is no such folder.
 fn examples() -> Result<Vec<String>, String> {
-    let entries = match fs::read_dir(root().join("crates/kiln/examples")) {
+    let entries = match fs::read_dir(root().join("examples")) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(format!("examples: {error}")),

@@ -1,6 +1,7 @@
 //! The program `kiln`: trains, checks, replays and shows devices. Every command exits with 0 only if it did what it
 //! was asked, says what went wrong on standard error, and speaks JSON lines with `--json`.
 
+mod bench;
 mod conform;
 mod devices;
 mod replay;
@@ -25,6 +26,8 @@ enum Command {
     Conform(conform::Args),
     /// Run a recorded stream again and compare its results.
     Replay(replay::Args),
+    /// Time a fixed list of workloads.
+    Bench(bench::Args),
     /// Show the devices of this machine.
     Devices(devices::Args),
 }
@@ -34,6 +37,7 @@ fn main() -> ExitCode {
         Command::Train(args) => train::run(args),
         Command::Conform(args) => conform::run(args),
         Command::Replay(args) => replay::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
     };
     match done {

@@ -5,6 +5,8 @@
 //! to f32 has no vector instruction before AVX-512; i32's has. f16 and bf16 are reached through f32, from f64 and
 //! integers too, as PyTorch does.
 #![forbid(unsafe_code)]
+// As in `slices`.
+#![allow(clippy::needless_range_loop)]
 
 use half::{bf16, f16};
 
@@ -31,15 +33,17 @@ pub trait To<D> {
 
 /// Every element converted.
 pub fn convert<K: Kind + To<D>, D>(x: &[K], y: &mut [D]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = x.to();
+    let x = &x[..y.len()];
+    for i in 0..y.len() {
+        y[i] = x[i].to();
     }
 }
 
 /// Whether each element is not 0.
 pub fn truth<K: Kind>(x: &[K], y: &mut [u8]) {
-    for (y, &x) in y.iter_mut().zip(x) {
-        *y = (x != K::default()) as u8;
+    let x = &x[..y.len()];
+    for i in 0..y.len() {
+        y[i] = (x[i] != K::default()) as u8;
     }
 }
 
@@ -54,12 +58,15 @@ macro_rules! kinds {
             }
         }
         $(impl To<$to> for $kind {
+            #[inline(always)]
             fn to(self) -> $to { self as $to }
         })*
         impl To<f16> for $kind {
+            #[inline(always)]
             fn to(self) -> f16 { f16::from_f32(self as f32) }
         }
         impl To<bf16> for $kind {
+            #[inline(always)]
             fn to(self) -> bf16 { bf16::from_f32(self as f32) }
         }
     };

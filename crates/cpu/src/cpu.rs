@@ -5,8 +5,9 @@ use crate::arena::{self, Arena};
 use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::{Shared, View};
-use crate::{elementwise, interpreter, movement, pool, product, reduction};
+use crate::{elementwise, fused, interpreter, movement, pool, product, reduction};
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Usage};
+use kiln_fuse::Fuser;
 use kiln_ir::{DType, Meta, Op, Shape, infer};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -53,7 +54,7 @@ impl Context<'_> {
         let view = self.fresh(meta)?;
         assert_eq!(bytes.len(), meta.bytes());
         // SAFETY: the buffer is fresh, so this is its only view, and it holds `meta.bytes()` bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), view.ptr::<u8>(), bytes.len()) };
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), view.address(), bytes.len()) };
         Ok(view)
     }
 
@@ -98,6 +99,14 @@ impl Kernels for CpuKernels {
             bytes.iter_mut().for_each(|b| *b = (*b != 0) as u8);
         }
         Ok(view)
+    }
+
+    fn meta(&self, x: &View) -> Meta {
+        x.meta()
+    }
+
+    fn fusers(&self) -> Vec<Box<dyn Fuser<View>>> {
+        vec![Box::new(fused::Elementwise::new(self.arena.clone()))]
     }
 
     fn download(&self, x: &View) -> Result<Data, Error> {

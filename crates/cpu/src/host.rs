@@ -7,6 +7,7 @@
 use kiln_device::{
     Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Urgency, pending,
 };
+use kiln_fuse::{Engine, Fuser, Handles, Limits, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -24,6 +25,8 @@ pub trait Kernels: Send + Sync + 'static {
     fn info(&self) -> DeviceInfo;
     /// A value from host data.
     fn upload(&self, data: &Data, place: Place) -> Result<Self::Value, Error>;
+    /// A value's dtype and shape.
+    fn meta(&self, value: &Self::Value) -> Meta;
     /// A value as host data.
     fn download(&self, value: &Self::Value) -> Result<Data, Error>;
     /// The results of an operation. An operand that is `Owned` has no other user and may be overwritten.
@@ -37,6 +40,10 @@ pub trait Kernels: Send + Sync + 'static {
     /// Makes host buffers ready for [`Kernels::upload`].
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         data
+    }
+    /// What can run several nodes as one.
+    fn fusers(&self) -> Vec<Box<dyn Fuser<Self::Value>>> {
+        Vec::new()
     }
 }
 
@@ -70,7 +77,7 @@ struct Shared<K: Kernels> {
     queue: Mutex<Queue>,
     /// Wakes the background thread.
     wake: Condvar,
-    executor: Mutex<FxHashMap<Id, Slot<K::Value>>>,
+    executor: Mutex<Executor<K::Value>>,
     values: AtomicUsize,
     /// Starts the background thread at its first use.
     background: OnceLock<()>,
@@ -93,22 +100,37 @@ enum Work {
     Sync(Promise<()>),
 }
 
+/// What executing needs: the values, and plans for windows.
+struct Executor<V> {
+    table: Table<V>,
+    engine: Engine<V>,
+}
+
+type Table<V> = FxHashMap<Id, Slot<V>>;
+
 /// A value, or why there is none.
 type Slot<V> = Result<V, Arc<Error>>;
 
 impl<K: Kernels> HostDevice<K> {
     /// A device that computes with `kernels`.
     pub fn new(kernels: K) -> HostDevice<K> {
+        let fusers = if fusing() { kernels.fusers() } else { Vec::new() };
+        let engine = Engine::new(fusers, Limits::default());
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
             queue: Mutex::default(),
             wake: Condvar::new(),
-            executor: Mutex::default(),
+            executor: Mutex::new(Executor { table: FxHashMap::default(), engine }),
             values: AtomicUsize::new(0),
             background: OnceLock::new(),
             this: this.clone(),
         });
         HostDevice { shared }
+    }
+
+    /// What fusion has done.
+    pub fn fusion(&self) -> Stats {
+        self.shared.executor.lock().unwrap_or_else(|e| e.into_inner()).engine.stats()
     }
 
     fn ask<T>(&self, work: impl FnOnce(Promise<T>) -> Work) -> Pending<T> {
@@ -184,58 +206,66 @@ impl<K: Kernels> Shared<K> {
         self.queue.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn execute(&self, table: &mut FxHashMap<Id, Slot<K::Value>>, work: Work) {
+    fn execute(&self, executor: &mut Executor<K::Value>, work: Work) {
         match work {
-            Work::Batch(batch) => self.batch(table, &batch),
+            Work::Batch(batch) => self.batch(executor, &batch),
             Work::Write(id, data, place) => {
                 let value = self.guarded("write", || self.kernels.upload(&data, place));
-                table.insert(id, value.map_err(|e| failed("write", None, e)));
+                executor.table.insert(id, value.map_err(|e| failed("write", None, e)));
             }
-            Work::Read(id, promise) => promise.answer(match table.get(&id) {
+            Work::Read(id, promise) => promise.answer(match executor.table.get(&id) {
                 Some(Ok(value)) => self.guarded("read", || self.kernels.download(value)),
                 Some(Err(error)) => Err((**error).clone()),
                 None => Err(Error::UnknownValue(id)),
             }),
             Work::Sync(promise) => promise.answer(Ok(())),
         }
-        self.values.store(table.len(), Ordering::Relaxed);
+        self.values.store(executor.table.len(), Ordering::Relaxed);
     }
 
-    fn batch(&self, table: &mut FxHashMap<Id, Slot<K::Value>>, batch: &Batch) {
+    fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
+        let Executor { table, engine } = executor;
+        if !engine.is_idle() && batch.items.len() > 1 {
+            let meta = |id: Id| table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value));
+            // A fault in planning costs speed, never results.
+            let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, meta))).ok().flatten();
+            if let Some(plan) = plan {
+                return Engine::replay(&plan, &batch.items, &mut Live { shared: self, table, batch });
+            }
+        }
         for (at, item) in batch.items.iter().enumerate() {
             match item {
                 Item::Free(id) => {
                     table.remove(id);
                 }
                 Item::Run(node) => {
-                    let origin = batch.origins.get(at).copied();
-                    self.node(table, node, &batch.items[at + 1..], origin, batch.place);
+                    let dying: SmallVec<[Id; 4]> = batch.items[at + 1..].iter().map_while(freed).collect();
+                    self.node(table, node, &dying, batch.origins.get(at).copied(), batch.place);
                 }
             }
         }
     }
 
-    /// Executes one node; `rest` is what follows it in the stream.
-    fn node(&self, table: &mut FxHashMap<Id, Slot<K::Value>>, node: &Node, rest: &[Item], origin: Option<Origin>, place: Place) {
+    /// Executes one node; `dying` are values that nothing uses afterwards.
+    fn node(&self, table: &mut Table<K::Value>, node: &Node, dying: &[Id], origin: Option<Origin>, place: Place) {
         let mut ins: SmallVec<[Arg<K::Value>; 4]> = SmallVec::with_capacity(node.ins.len());
-        for (i, id) in node.ins.iter().enumerate() {
-            let dies = || rest.iter().map_while(|item| match item {
-                Item::Free(id) => Some(id),
-                Item::Run(_) => None,
-            }).any(|free| free == id);
-            let again = || node.ins.iter().enumerate().any(|(j, other)| j != i && other == id);
+        // A poisoned operand is looked for first, so that nothing is taken out of the table in vain.
+        for id in &node.ins {
             match table.get(id) {
+                Some(Ok(_)) => {}
                 Some(Err(error)) => {
                     let error = error.clone();
                     return poison(table, node, error);
                 }
                 None => return poison(table, node, failed(node.op.name(), origin, Error::UnknownValue(*id))),
-                Some(Ok(_)) if !again() && dies() => {
-                    if let Some(Ok(value)) = table.remove(id) {
-                        ins.push(Arg::Owned(value));
-                    }
-                }
-                Some(Ok(value)) => ins.push(Arg::Shared(value.clone())),
+            }
+        }
+        for id in &node.ins {
+            let once = node.ins.iter().filter(|other| *other == id).count() == 1;
+            if once && dying.contains(id) {
+                ins.extend(table.remove(id).and_then(Result::ok).map(Arg::Owned));
+            } else if let Some(Ok(value)) = table.get(id) {
+                ins.push(Arg::Shared(value.clone()));
             }
         }
         match self.guarded(node.op.name(), || self.kernels.eval(&node.op, &mut ins, place)) {
@@ -254,7 +284,48 @@ impl<K: Kernels> Shared<K> {
     }
 }
 
-fn poison<V>(table: &mut FxHashMap<Id, Slot<V>>, node: &Node, error: Arc<Error>) {
+/// The table while a plan runs.
+struct Live<'a, K: Kernels> {
+    shared: &'a Shared<K>,
+    table: &'a mut Table<K::Value>,
+    batch: &'a Batch,
+}
+
+impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
+    fn get(&self, id: Id) -> Option<&K::Value> {
+        self.table.get(&id).and_then(|slot| slot.as_ref().ok())
+    }
+
+    fn put(&mut self, id: Id, value: K::Value) {
+        self.table.insert(id, Ok(value));
+    }
+
+    fn run(&mut self, at: usize, node: &Node, dying: &[Id]) {
+        self.shared.node(self.table, node, dying, self.batch.origins.get(at).copied(), self.batch.place);
+    }
+
+    fn free(&mut self, id: Id) {
+        self.table.remove(&id);
+    }
+
+    fn place(&self) -> Place {
+        self.batch.place
+    }
+}
+
+fn freed(item: &Item) -> Option<Id> {
+    match item {
+        Item::Free(id) => Some(*id),
+        Item::Run(_) => None,
+    }
+}
+
+/// `KILN_FUSE=0` runs every node by itself.
+fn fusing() -> bool {
+    std::env::var("KILN_FUSE").map_or(true, |v| v != "0")
+}
+
+fn poison<V>(table: &mut Table<V>, node: &Node, error: Arc<Error>) {
     table.extend(node.outs.iter().map(|&id| (id, Err(error.clone()))));
 }
 
@@ -265,7 +336,7 @@ fn failed(op: &str, origin: Option<Origin>, cause: Error) -> Arc<Error> {
 impl<K: Kernels> Help for Shared<K> {
     fn run(&self) {
         loop {
-            let mut table = self.executor.lock().unwrap_or_else(|e| e.into_inner());
+            let mut executor = self.executor.lock().unwrap_or_else(|e| e.into_inner());
             loop {
                 let work = {
                     let mut queue = self.lock();
@@ -276,11 +347,11 @@ impl<K: Kernels> Help for Shared<K> {
                     work
                 };
                 match work {
-                    Some(work) => self.execute(&mut table, work),
+                    Some(work) => self.execute(&mut executor, work),
                     None => break,
                 }
             }
-            drop(table);
+            drop(executor);
             // Work that came between the last look and the release of the lock has no other runner.
             if self.lock().work.is_empty() {
                 return;

@@ -3,7 +3,7 @@
 use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, EvalError, Value};
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Usage};
-use kiln_ir::{DType, Op};
+use kiln_ir::{DType, Meta, Op};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -78,6 +78,10 @@ impl Kernels for Interpreter {
 
     fn upload(&self, data: &Data, _: Place) -> Result<Counted, Error> {
         Ok(self.held(Value::from_bytes(data.meta, &data.bytes)))
+    }
+
+    fn meta(&self, value: &Counted) -> Meta {
+        value.0.value.meta()
     }
 
     fn download(&self, value: &Counted) -> Result<Data, Error> {

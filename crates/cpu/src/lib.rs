@@ -23,6 +23,7 @@ mod reduction;
 pub mod gemm;
 mod product;
 mod composite;
+mod fused;
 
 pub use cpu::{Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};

@@ -79,9 +79,15 @@ impl View {
         &self.buffer.0.as_slice()[self.range()]
     }
 
-    /// The first element's address.
+    /// The first element's address; `T` has the size of an element.
     pub fn ptr<T>(&self) -> *mut T {
-        self.buffer.0.as_mut_ptr().cast::<T>().wrapping_offset(self.start)
+        debug_assert_eq!(size_of::<T>(), self.dtype.size());
+        self.address().cast()
+    }
+
+    /// The first element's address, as bytes.
+    pub fn address(&self) -> *mut u8 {
+        self.buffer.0.as_mut_ptr().wrapping_offset(self.start * self.dtype.size() as isize)
     }
 
     /// Broadcast to a larger shape.

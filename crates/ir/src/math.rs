@@ -96,25 +96,32 @@ pub trait Float: Num {
     /// `self * a + b` with one rounding.
     fn fma(self, a: Self, b: Self) -> Self;
 
+    #[inline]
     fn recip(self) -> Self {
         Self::ONE.div(self)
     }
+    #[inline]
     fn sigmoid(self) -> Self {
         Self::ONE.div(Self::ONE.add(self.neg().exp()))
     }
     /// `log(1 + exp(x))`, and x itself above 20, where they agree.
+    #[inline]
     fn softplus(self) -> Self {
         if self > Self::of(20.0) { self } else { self.exp().ln_1p() }
     }
+    #[inline]
     fn log_sigmoid(self) -> Self {
         self.minimum(Self::ZERO).sub(self.abs().neg().exp().ln_1p())
     }
+    #[inline]
     fn hard_sigmoid(self) -> Self {
         self.add(Self::of(3.0)).maximum(Self::ZERO).minimum(Self::of(6.0)).div(Self::of(6.0))
     }
+    #[inline]
     fn gelu(self) -> Self {
         Self::of(0.5).mul(self).mul(Self::ONE.add(self.mul(Self::of(std::f64::consts::FRAC_1_SQRT_2)).erf()))
     }
+    #[inline]
     fn gelu_tanh(self) -> Self {
         let inner = self.add(Self::of(0.044715).mul(self).mul(self).mul(self));
         Self::of(0.5).mul(self).mul(Self::ONE.add(Self::of(0.797_884_560_802_865_4).mul(inner).tanh()))
@@ -128,26 +135,35 @@ macro_rules! floats {
         impl Num for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
+            #[inline]
             fn add(self, o: $t) -> $t { self + o }
+            #[inline]
             fn sub(self, o: $t) -> $t { self - o }
+            #[inline]
             fn mul(self, o: $t) -> $t { self * o }
+            #[inline]
             fn neg(self) -> $t { -self }
+            #[inline]
             fn abs(self) -> $t { $t::abs(self) }
+            #[inline]
             fn sign(self) -> $t {
                 if self > 0.0 { 1.0 } else if self < 0.0 { -1.0 } else { 0.0 }
             }
             // Commutative and associative to the bit, so that a reduction's order does not matter: every NaN is the
             // same, and of two zeros the maximum is the positive one. Equal numbers differ in the sign of zero at most.
+            #[inline]
             fn maximum(self, o: $t) -> $t {
                 if self > o { self } else if o > self { o } else if self == o {
                     $t::from_bits(self.to_bits() & o.to_bits())
                 } else { $t::NAN }
             }
+            #[inline]
             fn minimum(self, o: $t) -> $t {
                 if self < o { self } else if o < self { o } else if self == o {
                     $t::from_bits(self.to_bits() | o.to_bits())
                 } else { $t::NAN }
             }
+            #[inline]
             fn floor_divide(self, o: $t) -> $t {
                 if o == 0.0 {
                     return self / o;
@@ -163,45 +179,79 @@ macro_rules! floats {
                 let floor = quotient.floor();
                 if quotient - floor > 0.5 { floor + 1.0 } else { floor }
             }
+            #[inline]
             fn remainder(self, o: $t) -> $t {
                 let rest = self % o;
                 if rest != 0.0 && (rest < 0.0) != (o < 0.0) { rest + o } else { rest }
             }
+            #[inline]
             fn fmod(self, o: $t) -> $t { self % o }
+            #[inline]
             fn pow(self, o: $t) -> $t { libm::$pow(self, o) }
+            #[inline]
             fn nan(self) -> bool { self.is_nan() }
+            #[inline]
             fn inf(self) -> bool { self.is_infinite() }
+            #[inline]
             fn divides(self, _: $t) -> Result<(), DivideError> { Ok(()) }
         }
         impl Float for $t {
+            #[inline]
             fn of(x: f64) -> $t { x as $t }
+            #[inline]
             fn to(self) -> f64 { self as f64 }
+            #[inline]
             fn div(self, o: $t) -> $t { self / o }
+            #[inline]
             fn exp(self) -> $t { libm::$exp(self) }
+            #[inline]
             fn exp_m1(self) -> $t { libm::$expm1(self) }
+            #[inline]
             fn ln(self) -> $t { libm::$log(self) }
+            #[inline]
             fn ln_1p(self) -> $t { libm::$log1p(self) }
+            #[inline]
             fn log2(self) -> $t { libm::$log2(self) }
+            #[inline]
             fn sqrt(self) -> $t { $t::sqrt(self) }
+            #[inline]
             fn sin(self) -> $t { libm::$sin(self) }
+            #[inline]
             fn cos(self) -> $t { libm::$cos(self) }
+            #[inline]
             fn tan(self) -> $t { libm::$tan(self) }
+            #[inline]
             fn asin(self) -> $t { libm::$asin(self) }
+            #[inline]
             fn acos(self) -> $t { libm::$acos(self) }
+            #[inline]
             fn atan(self) -> $t { libm::$atan(self) }
+            #[inline]
             fn atan2(self, o: $t) -> $t { libm::$atan2(self, o) }
+            #[inline]
             fn sinh(self) -> $t { libm::$sinh(self) }
+            #[inline]
             fn cosh(self) -> $t { libm::$cosh(self) }
+            #[inline]
             fn tanh(self) -> $t { libm::$tanh(self) }
+            #[inline]
             fn asinh(self) -> $t { libm::$asinh(self) }
             // libm gives numbers for operands far below its domain.
+            #[inline]
             fn acosh(self) -> $t { if self < 1.0 { $t::NAN } else { libm::$acosh(self) } }
+            #[inline]
             fn atanh(self) -> $t { libm::$atanh(self) }
+            #[inline]
             fn erf(self) -> $t { libm::$erf(self) }
+            #[inline]
             fn floor(self) -> $t { $t::floor(self) }
+            #[inline]
             fn ceil(self) -> $t { $t::ceil(self) }
+            #[inline]
             fn trunc(self) -> $t { $t::trunc(self) }
+            #[inline]
             fn round_even(self) -> $t { $t::round_ties_even(self) }
+            #[inline]
             fn fma(self, a: $t, b: $t) -> $t { self.mul_add(a, b) }
         }
     )*};
@@ -217,16 +267,25 @@ macro_rules! ints {
         impl Num for $t {
             const ZERO: $t = 0;
             const ONE: $t = 1;
+            #[inline]
             fn add(self, o: $t) -> $t { self.wrapping_add(o) }
+            #[inline]
             fn sub(self, o: $t) -> $t { self.wrapping_sub(o) }
+            #[inline]
             fn mul(self, o: $t) -> $t { self.wrapping_mul(o) }
+            #[inline]
             fn neg(self) -> $t { self.wrapping_neg() }
+            #[inline]
             fn abs(self) -> $t { if self < 0 { self.wrapping_neg() } else { self } }
+            #[inline]
             fn sign(self) -> $t {
                 if self > 0 { 1 } else if self < 0 { (0 as $t).wrapping_sub(1) } else { 0 }
             }
+            #[inline]
             fn maximum(self, o: $t) -> $t { Ord::max(self, o) }
+            #[inline]
             fn minimum(self, o: $t) -> $t { Ord::min(self, o) }
+            #[inline]
             fn floor_divide(self, o: $t) -> $t {
                 if o == 0 {
                     return 0;
@@ -235,6 +294,7 @@ macro_rules! ints {
                 let rest = self.wrapping_rem(o);
                 if rest != 0 && (rest < 0) != (o < 0) { quotient.wrapping_sub(1) } else { quotient }
             }
+            #[inline]
             fn remainder(self, o: $t) -> $t {
                 if o == 0 {
                     return 0;
@@ -242,7 +302,9 @@ macro_rules! ints {
                 let rest = self.wrapping_rem(o);
                 if rest != 0 && (rest < 0) != (o < 0) { rest.wrapping_add(o) } else { rest }
             }
+            #[inline]
             fn fmod(self, o: $t) -> $t { if o == 0 { 0 } else { self.wrapping_rem(o) } }
+            #[inline]
             fn pow(self, o: $t) -> $t {
                 if o < 0 {
                     let minus_one = (0 as $t).wrapping_sub(1);
@@ -262,8 +324,11 @@ macro_rules! ints {
                 }
                 out
             }
+            #[inline]
             fn nan(self) -> bool { false }
+            #[inline]
             fn inf(self) -> bool { false }
+            #[inline]
             fn divides(self, o: $t) -> Result<(), DivideError> {
                 if o == 0 {
                     Err(DivideError::ByZero)
@@ -275,9 +340,13 @@ macro_rules! ints {
             }
         }
         impl Bits for $t {
+            #[inline]
             fn and(self, o: $t) -> $t { self & o }
+            #[inline]
             fn or(self, o: $t) -> $t { self | o }
+            #[inline]
             fn xor(self, o: $t) -> $t { self ^ o }
+            #[inline]
             fn not(self) -> $t { !self }
         }
     )*};
@@ -285,15 +354,19 @@ macro_rules! ints {
 ints!(i64 true i32 true i16 true i8 true u64 false u32 false u16 false u8 false);
 
 impl Bits for bool {
+    #[inline]
     fn and(self, o: bool) -> bool {
         self & o
     }
+    #[inline]
     fn or(self, o: bool) -> bool {
         self | o
     }
+    #[inline]
     fn xor(self, o: bool) -> bool {
         self ^ o
     }
+    #[inline]
     fn not(self) -> bool {
         !self
     }

@@ -200,7 +200,7 @@ impl Meta {
             return Err(OpError::TooLarge { shape: self.shape });
         }
         let (block, _) = self.dtype.block();
-        if block > 1 && !self.shape.last().is_some_and(|d| d % block == 0) {
+        if block > 1 && self.shape.last().is_none_or(|d| d % block != 0) {
             return Err(OpError::Quantised { dtype: self.dtype, shape: self.shape });
         }
         Ok(())

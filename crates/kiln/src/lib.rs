@@ -37,8 +37,12 @@ pub mod data {
 
 /// What most programs need.
 pub mod prelude {
-    pub use kiln_nn::{Adam, Linear, Module, Optimizer, Sgd, module};
+    pub use kiln_nn::{Adam, Attention, Conv2d, Embedding, LayerNorm, Linear, Module, Optimizer, Sgd, module};
     pub use kiln_tensor::{
         DType, Device, Error, Generator, Gradients, Shape, Tensor, checkpoint, grad, no_grad, seed,
     };
 }
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -2,11 +2,20 @@
 //! optimisers, digests and files walk any model the same way. Losses are methods of the tensor.
 #![forbid(unsafe_code)]
 
-mod linear;
 mod module;
 mod optim;
 
+mod attention;
+mod conv;
+mod embedding;
+mod linear;
+mod norm;
+
+pub use attention::Attention;
+pub use conv::Conv2d;
+pub use embedding::Embedding;
 pub use kiln_tensor::Tensor;
 pub use linear::Linear;
 pub use module::{Module, join};
+pub use norm::LayerNorm;
 pub use optim::{Adam, Optimizer, Sgd};

@@ -201,13 +201,17 @@ impl<'a> Backward<'a> {
             }).collect(),
             done: Gradients::default(),
         };
-        tape::with_grad(self.track, || {
+        let walked = tape::with_grad(self.track, || {
             walk.expect(link);
             walk.contribute(link, seed);
             walk.settle(link);
-            walk.run();
+            walk.run()
         });
-        walk.done
+        // Not inside, where the panic would be at a line of the walk instead of the caller's.
+        match walked {
+            Ok(()) => walk.done,
+            Err(misuse) => panic!("backward: {misuse}"),
+        }
     }
 }
 
@@ -271,12 +275,7 @@ impl Walk<'_> {
                 self.done.leaves.insert(leaf.id, sum);
             }
             Link::Step(step, out) => {
-                let heap = &mut self.heap;
-                let slots = self.grads.entry(step.number).or_insert_with(|| {
-                    heap.push(Visit(step.clone()));
-                    smallvec::smallvec![None; step.outs.len()]
-                });
-                let slot = &mut slots[*out as usize];
+                let slot = &mut self.slots(step)[*out as usize];
                 *slot = Some(match slot.take() {
                     Some(sum) => add(&sum, &gradient),
                     None => gradient,
@@ -285,9 +284,24 @@ impl Walk<'_> {
         }
     }
 
-    /// One contribution fewer to wait for; the last one fires the hook.
+    /// The gradients of a step that is to be visited.
+    fn slots(&mut self, step: &Arc<Step>) -> &mut SmallVec<[Option<Tensor>; 1]> {
+        self.grads.entry(step.number).or_insert_with(|| {
+            self.heap.push(Visit(step.clone()));
+            smallvec::smallvec![None; step.outs.len()]
+        })
+    }
+
+    /// One contribution fewer to wait for; a leaf's last one fires the hook. A step is visited even if nothing was
+    /// contributed to it, because the leaves below it count on it.
     fn settle(&mut self, link: &Link) {
-        let Link::Leaf(leaf) = link else { return };
+        let leaf = match link {
+            Link::Leaf(leaf) => leaf,
+            Link::Step(step, _) => {
+                self.slots(step);
+                return;
+            }
+        };
         let Some(left) = self.waiting.get_mut(&leaf.id) else { return };
         *left -= 1;
         if *left > 0 {
@@ -299,7 +313,7 @@ impl Walk<'_> {
         }
     }
 
-    fn run(&mut self) {
+    fn run(&mut self) -> Result<(), String> {
         while let Some(Visit(step)) = self.heap.pop() {
             let key = step.number;
             let grads = self.grads.remove(&key).unwrap_or_default();
@@ -310,28 +324,37 @@ impl Walk<'_> {
                     self.done.steps.insert((key, out as u32), grad.clone());
                 }
             }
-            self.visit(&step, grads);
+            self.visit(&step, grads)?;
         }
+        Ok(())
     }
 
-    fn visit(&mut self, step: &Arc<Step>, grads: SmallVec<[Option<Tensor>; 1]>) {
+    fn visit(&mut self, step: &Arc<Step>, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<(), String> {
+        if grads.iter().all(Option::is_none) {
+            step.links.iter().flatten().for_each(|link| self.settle(link));
+            return Ok(());
+        }
         match &step.rule {
-            Rule::Op(op) => self.visit_op(step, op, grads),
+            Rule::Op(op) => self.visit_op(step, op, grads)?,
             Rule::Custom(rule) => {
                 let gradients = rule(&grads);
-                assert!(gradients.len() == step.links.len(), "a custom derivative gave another number of gradients than operands");
+                if gradients.len() != step.links.len() {
+                    return Err("a custom derivative gave another number of gradients than operands".into());
+                }
                 for (i, gradient) in gradients.into_iter().enumerate() {
                     let Some(link) = &step.links[i] else { continue };
                     if let Some(gradient) = gradient {
                         let want = step.ins[i];
-                        assert!(gradient.meta() == want, "a custom derivative gave {} for an operand of {want}", gradient.meta());
+                        if gradient.meta() != want {
+                            return Err(format!("a custom derivative gave {} for an operand of {want}", gradient.meta()));
+                        }
                         self.contribute(link, gradient);
                     }
                     self.settle(link);
                 }
             }
             Rule::Again(again) => {
-                let Some(Some(gradient)) = grads.into_iter().next() else { return };
+                let Some(Some(gradient)) = grads.into_iter().next() else { return Ok(()) };
                 let result = tape::with_grad(true, again);
                 if let Some(link) = &result.link {
                     self.expect(link);
@@ -343,10 +366,11 @@ impl Walk<'_> {
                 }
             }
         }
+        Ok(())
     }
 
-    fn visit_op(&mut self, step: &Arc<Step>, op: &Op, grads: SmallVec<[Option<Tensor>; 1]>) {
-        let saved = self.saved(step);
+    fn visit_op(&mut self, step: &Arc<Step>, op: &Op, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<(), String> {
+        let saved = self.saved(step)?;
         let origin = Origin { backward: true, ..step.origin };
         let recorder = Recorder::new(step.device.clone(), origin, []);
         let grads: SmallVec<[Option<V<'_>>; 1]> = grads
@@ -374,14 +398,15 @@ impl Walk<'_> {
             }
             self.settle(link);
         }
+        Ok(())
     }
 
-    fn saved(&self, step: &Step) -> Saved {
+    fn saved(&self, step: &Step) -> Result<Saved, String> {
         let mut saved = step.saved.lock().unwrap_or_else(|e| e.into_inner());
         let taken = if self.keep { saved.clone() } else { saved.take() };
-        taken.unwrap_or_else(|| {
-            panic!("backward: this graph was differentiated before and its saved values are released; \
-                    use differentiate().keep() the first time (step recorded at {})", step.origin)
+        taken.ok_or_else(|| {
+            format!("this graph was differentiated before and its saved values are released; \
+                     use differentiate().keep() the first time (step recorded at {})", step.origin)
         })
     }
 }
@@ -393,6 +418,7 @@ fn add(a: &Tensor, b: &Tensor) -> Tensor {
 
 impl Tensor {
     /// The same value on another device.
+    #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Tensor, kiln_device::Error> {
         if self.value.device() == device {
             return Ok(self.clone());

@@ -104,9 +104,10 @@ impl Tensor {
     pub fn randint(low: i64, high: i64, shape: impl Into<Shape>, device: &Device) -> Tensor {
         assert!(low < high, "randint: the range {low}..{high} is empty");
         let bits = random(RandomKind::Bits, shape.into(), DType::U64, device);
-        // The bias of the remainder is below 2^-32 for ranges below 2^32.
+        // The bias of the remainder is below 2^-32 for ranges below 2^32. The range may be wider than i64: it is taken as
+        // u64, and the sum wraps back into it.
         let span = high.wrapping_sub(low);
-        bits.bitwise_and(&bits.full_like(i64::MAX)).to_dtype(DType::I64).remainder(Number::Int(span)) + low
+        bits.remainder(Number::Int(span)).to_dtype(DType::I64) + low
     }
 
     /// True with probability `p`, bool.

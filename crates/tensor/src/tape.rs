@@ -135,16 +135,39 @@ pub(crate) fn track(
         .collect()
 }
 
-/// Dropping a long chain of steps one inside the other would overflow the stack: take it apart in a loop.
+thread_local! {
+    /// What steps that are being dropped on this thread held; nothing while none is.
+    static ENDING: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
+}
+
+/// What a step holds that may hold other steps: links, and tensors that its rule captured.
+type Held = (SmallVec<[Option<Link>; 2]>, Option<Rule>);
+
+/// Dropping a long chain of steps one inside the other would overflow the stack: the first one drops the rest in a loop.
 impl Drop for Step {
     fn drop(&mut self) {
-        let mut links: Vec<Link> = self.links.drain(..).flatten().collect();
-        while let Some(link) = links.pop() {
-            if let Link::Step(step, _) = link
-                && let Some(mut step) = Arc::into_inner(step)
-            {
-                links.extend(step.links.drain(..).flatten());
+        let rule = match self.rule {
+            Rule::Op(_) => None,
+            Rule::Custom(_) | Rule::Again(_) => Some(std::mem::replace(&mut self.rule, Rule::Op(Op::Select))),
+        };
+        if rule.is_none() && !self.links.iter().any(|link| matches!(link, Some(Link::Step(..)))) {
+            return;
+        }
+        let mut held = Some((std::mem::take(&mut self.links), rule));
+        // Where the thread is ending there is no list, and what is held is dropped here.
+        let first = ENDING.try_with(|ending| match &mut *ending.borrow_mut() {
+            Some(list) => {
+                list.extend(held.take());
+                false
             }
+            none => none.insert(Vec::new()).is_empty(),
+        });
+        while let Some(one) = held.take() {
+            drop(one);
+            held = ENDING.try_with(|ending| ending.borrow_mut().as_mut().and_then(Vec::pop)).ok().flatten();
+        }
+        if first == Ok(true) {
+            let _ = ENDING.try_with(|ending| ending.take());
         }
     }
 }

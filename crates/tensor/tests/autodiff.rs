@@ -145,7 +145,8 @@ fn firings(y: &Tensor, leaves: &[&Tensor], spy: &Spy) -> Vec<(usize, usize)> {
         .differentiate()
         .on_ready(|ready| {
             let which = leaves.iter().position(|l| ready.is_of(l)).unwrap();
-            fired.push((which, spy.1.lock().unwrap().len(), vec(ready.gradient)));
+            let ops = spy.1.lock().unwrap().len();
+            fired.push((which, ops, vec(ready.gradient)));
             None
         })
         .run();

@@ -109,7 +109,7 @@ fn same(a: &Data, b: &Data) -> bool {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 80, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn have_the_same_bits_however_they_are_run(steps in steps()) {

@@ -2,6 +2,9 @@
 
 use kiln_tensor::{DType, Device, Generator, Tensor, seed, set_threads, with_generator};
 
+/// The seed of threads that have not drawn yet is the process's: tests that set it take turns.
+static SEEDING: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 fn draws(device: &Device) -> Vec<Vec<u8>> {
     let tensors = [
         Tensor::rand([1000], device),
@@ -17,6 +20,7 @@ fn draws(device: &Device) -> Vec<Vec<u8>> {
 
 #[test]
 fn a_seed_gives_the_same_bits_on_every_device_and_thread_count() {
+    let _turn = SEEDING.lock().unwrap_or_else(|e| e.into_inner());
     let (cpu, reference) = (Device::cpu(), Device::reference());
     seed(42);
     let first = draws(&cpu);
@@ -54,6 +58,7 @@ fn paths_are_independent_streams() {
 
 #[test]
 fn with_generator_restores_the_stream_even_after_a_panic() {
+    let _turn = SEEDING.lock().unwrap_or_else(|e| e.into_inner());
     let device = Device::cpu();
     let draw = || Tensor::rand([4], &device).to_vec::<f32>().unwrap();
     seed(5);

@@ -51,6 +51,7 @@ fn a_damaged_recording_is_an_error_at_every_byte() {
     train(&device);
     device.flush().unwrap();
     let whole = std::fs::read(&path).unwrap();
+    assert!(whole.len() > 2000, "{} bytes", whole.len());
     let victim = file("victim");
     std::fs::write(&victim, &whole).unwrap();
     let driver = kiln_cpu::Reference::start();
@@ -140,7 +141,7 @@ fn a_profile_counts_operations_and_bytes_and_writes_a_trace() {
     assert_eq!(device.info().name, "profile<cpu>");
     let x = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0], [4], &device);
     let y = kiln_tensor::scope("block", || (&x + &x).add(&x).add(&x).exp());
-    assert_eq!(y.to_vec::<f32>().unwrap()[0], 4f32.exp());
+    assert!((y.to_vec::<f32>().unwrap()[0] - 4f32.exp()).abs() < 1e-4);
     device.sync().unwrap();
     let row = |name: &str| profile.rows().into_iter().find(|r| r.name == name).map(|r| (r.count, r.bytes));
     assert_eq!(row("write"), Some((1, 16)));

@@ -1,0 +1,100 @@
+//! Timing one benchmark: a first call, three to warm up, then at least seven until the time is over. A call ends when
+//! the device is idle and its results are dropped. Results are looked at outside the timed part, because a device
+//! tells of a failure only where a result is read.
+
+use super::Work;
+use kiln::{Device, Error, Tensor};
+use std::time::Instant;
+
+const WARM_UP: usize = 3;
+const LEAST: usize = 7;
+const MOST: usize = 400;
+
+/// Times in milliseconds a call.
+pub struct Times {
+    pub median: f64,
+    pub min: f64,
+    pub first: f64,
+    /// How many calls the median is of.
+    pub calls: usize,
+    /// The fewest bytes that a call can move: inputs read once and results written once.
+    pub bytes: Option<usize>,
+}
+
+pub fn measure(device: &Device, work: &mut Work, seconds: f64) -> Result<Times, Error> {
+    device.sync()?;
+    let start = Instant::now();
+    let results = (work.call)();
+    device.sync()?;
+    let first = milliseconds(start);
+    look(&results)?;
+    let bytes = work.inputs.map(|inputs| inputs + results.iter().map(|t| t.meta().bytes()).sum::<usize>());
+    drop(results);
+    for _ in 0..WARM_UP {
+        timed(device, work)?;
+    }
+    let (mut times, start) = (Vec::new(), Instant::now());
+    while times.len() < LEAST || start.elapsed().as_secs_f64() < seconds && times.len() < MOST {
+        times.push(timed(device, work)?);
+    }
+    look(&(work.call)())?;
+    times.sort_unstable_by(f64::total_cmp);
+    Ok(Times { median: median(&times), min: times[0], first, calls: times.len(), bytes })
+}
+
+fn timed(device: &Device, work: &mut Work) -> Result<f64, Error> {
+    let start = Instant::now();
+    let results = (work.call)();
+    device.sync()?;
+    drop(results);
+    Ok(milliseconds(start))
+}
+
+fn milliseconds(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e3
+}
+
+/// Reads an element of each result: a failure poisons all of a result.
+fn look(results: &[Tensor]) -> Result<(), Error> {
+    results.iter().filter(|t| t.numel() > 0).try_for_each(|t| {
+        t.detach().reshape([-1]).narrow(0, 0, 1).to_data()?;
+        Ok(())
+    })
+}
+
+/// The middle of sorted times, or the mean of the two in the middle.
+fn median(times: &[f64]) -> f64 {
+    let (low, high) = (times[(times.len() - 1) / 2], times[times.len() / 2]);
+    (low + high) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_are_counted_and_bytes_are_those_of_inputs_and_results() {
+        let device = Device::cpu();
+        let x = Tensor::randn([100], &device);
+        let mut calls = 0;
+        let y = x.clone();
+        let mut work = Work::moving(&[&x], move || vec![&y + 1.0, y.sum(())]);
+        let times = measure(&device, &mut work, 0.0).unwrap();
+        assert_eq!((times.calls, times.bytes), (LEAST, Some(400 + 400 + 4)));
+        assert!(times.min <= times.median && times.min > 0.0);
+        let mut work = Work::new(move || {
+            calls += 1;
+            assert!(calls <= 1 + WARM_UP + MOST + 1);
+            vec![&x + 1.0]
+        });
+        let times = measure(&device, &mut work, 60.0).unwrap();
+        assert_eq!((times.calls, times.bytes), (MOST, None));
+    }
+
+    #[test]
+    fn medians() {
+        assert_eq!(median(&[1.0]), 1.0);
+        assert_eq!(median(&[1.0, 2.0, 9.0]), 2.0);
+        assert_eq!(median(&[1.0, 2.0, 4.0, 9.0]), 3.0);
+    }
+}

@@ -1,0 +1,617 @@
+//! Elementwise nodes of one shape as one pass over memory.
+//!
+//! The fuser collects them; its result is a small program in static single assignment: operands are loaded tile by
+//! tile, each instruction is one loop of `slices.rs` from tiles to a tile, results go straight to memory. The loops are
+//! those of the unfused device, so the bits are too. Numbers come from the nodes themselves at every run.
+
+use crate::arena::Arena;
+use crate::convert::{Plain, convert, truth};
+use crate::cpu::Context;
+use crate::elementwise::with_type;
+use crate::slices;
+use crate::tile::{TILE, tiles};
+use crate::view::View;
+use half::{bf16, f16};
+use kiln_device::Error;
+use kiln_fuse::{Fuser, Handles, Optimization, Status, Window};
+use kiln_ir::wire::{Reader, Writer};
+use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Shape, Unary, broadcast};
+use smallvec::SmallVec;
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// Collects elementwise nodes that give one shape, and the numbers they use.
+pub(crate) struct Elementwise {
+    arena: Arc<Arena>,
+    places: Vec<usize>,
+    shape: Option<Shape>,
+    status: Status,
+}
+
+impl Elementwise {
+    pub fn new(arena: Arc<Arena>) -> Elementwise {
+        Elementwise { arena, places: Vec::new(), shape: None, status: Status::Open }
+    }
+
+    fn takes(&mut self, node: &Node, window: &Window<'_>) -> bool {
+        let out = window.meta(node.outs[0]);
+        let plain = node.ins.iter().all(|&id| !window.meta(id).dtype.is_quantised()) && !out.dtype.is_quantised();
+        match &node.op {
+            Op::Full { shape, .. } => {
+                self.shape.is_none_or(|whole| broadcast(shape, &whole) == Some(whole)) && shape.is_empty()
+            }
+            Op::Binary(op) if op.divides() && window.meta(node.ins[0]).dtype.is_int() => false,
+            Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast(_) if plain => {
+                *self.shape.get_or_insert(out.shape) == out.shape
+            }
+            _ => false,
+        }
+    }
+}
+
+impl Fuser<View> for Elementwise {
+    fn name(&self) -> &'static str {
+        "elementwise"
+    }
+
+    fn offer(&mut self, at: usize, window: &Window<'_>) -> Status {
+        let taken = self.status == Status::Open && window.node(at).is_some_and(|node| self.takes(node, window));
+        if taken {
+            self.places.push(at);
+        } else {
+            self.status = Status::Closed;
+        }
+        self.status
+    }
+
+    fn status(&self) -> Status {
+        self.status
+    }
+
+    fn score(&self, window: &Window<'_>) -> f64 {
+        let mut saved = 4096 * (self.places.len() - 1);
+        let mut read: Vec<Id> = Vec::new();
+        for &at in &self.places {
+            let Some(node) = window.node(at) else { continue };
+            for &id in &node.ins {
+                let made = window.maker(id).is_some_and(|m| self.places.contains(&m));
+                if made || read.contains(&id) {
+                    saved += window.meta(id).bytes();
+                } else {
+                    read.push(id);
+                }
+            }
+            saved += node.outs.iter().filter(|&&id| !window.leaves(id, &self.places)).map(|&id| window.meta(id).bytes()).sum::<usize>();
+        }
+        saved as f64
+    }
+
+    fn ready(&self) -> bool {
+        self.shape.is_some()
+    }
+
+    fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    fn reset(&mut self) {
+        *self = Elementwise::new(self.arena.clone());
+    }
+
+    fn boxed(&self) -> Box<dyn Fuser<View>> {
+        let (arena, places) = (self.arena.clone(), self.places.clone());
+        Box::new(Elementwise { arena, places, shape: self.shape, status: self.status })
+    }
+
+    fn finish(&self, window: &Window<'_>) -> Arc<dyn Optimization<View>> {
+        Arc::new(Fused { program: program(window, &self.places), arena: self.arena.clone() })
+    }
+
+    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<View>>> {
+        Some(Arc::new(Fused { program: Program::decode(state)?, arena: self.arena.clone() }))
+    }
+}
+
+/// Where an instruction finds an operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Source {
+    /// Operand `1` of node `0`, from memory.
+    Load(u32, u32),
+    /// The number that node `0` gives everywhere.
+    Number(u32),
+    /// The result of an instruction.
+    Value(u32),
+}
+
+/// One node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Instruction {
+    /// Its place among the nodes.
+    node: u32,
+    args: SmallVec<[Source; 3]>,
+    /// Its result is needed outside.
+    stored: bool,
+    /// The scratch tile it is computed in, where it is not stored.
+    slot: u32,
+}
+
+/// What is done for each tile.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Program {
+    nodes: u32,
+    instructions: Vec<Instruction>,
+    /// Numbers that are needed outside as tensors too.
+    kept_numbers: Vec<u32>,
+    slots: u32,
+}
+
+/// The program of the nodes at `places`.
+fn program(window: &Window<'_>, places: &[usize]) -> Program {
+    let nodes: Vec<&Node> = places.iter().filter_map(|&at| window.node(at)).collect();
+    let mut values: Vec<(Id, Source)> = Vec::new();
+    let mut instructions: Vec<Instruction> = Vec::new();
+    let mut kept_numbers = Vec::new();
+    for (i, node) in nodes.iter().enumerate() {
+        let out = node.outs[0];
+        let leaves = window.leaves(out, places);
+        if let Op::Full { .. } = node.op {
+            values.push((out, Source::Number(i as u32)));
+            if leaves {
+                kept_numbers.push(i as u32);
+            }
+            continue;
+        }
+        let find = |(k, id): (usize, &Id)| {
+            let made = values.iter().find(|(made, _)| made == id).map(|(_, source)| *source);
+            made.unwrap_or(Source::Load(i as u32, k as u32))
+        };
+        let args = node.ins.iter().enumerate().map(find).collect();
+        values.push((out, Source::Value(instructions.len() as u32)));
+        instructions.push(Instruction { node: i as u32, args, stored: leaves, slot: 0 });
+    }
+    let slots = assign_slots(&mut instructions);
+    Program { nodes: nodes.len() as u32, instructions, kept_numbers, slots }
+}
+
+/// Gives each unstored result a scratch tile, used again once the result is not needed any more.
+fn assign_slots(instructions: &mut [Instruction]) -> u32 {
+    let last_use = |value: usize, instructions: &[Instruction]| {
+        instructions.iter().rposition(|i| i.args.contains(&Source::Value(value as u32))).unwrap_or(value)
+    };
+    let (mut free, mut slots): (Vec<u32>, u32) = (Vec::new(), 0);
+    let mut busy: Vec<(usize, u32)> = Vec::new();
+    for at in 0..instructions.len() {
+        // A tile is free again only after the instruction that reads it last: results never share one with operands.
+        busy.retain(|&(until, slot)| {
+            if until < at {
+                free.push(slot);
+            }
+            until >= at
+        });
+        if !instructions[at].stored {
+            let slot = free.pop().unwrap_or_else(|| {
+                slots += 1;
+                slots - 1
+            });
+            instructions[at].slot = slot;
+            busy.push((last_use(at, instructions), slot));
+        }
+    }
+    slots
+}
+
+struct Fused {
+    program: Program,
+    arena: Arc<Arena>,
+}
+
+impl Optimization<View> for Fused {
+    fn name(&self) -> String {
+        "elementwise".into()
+    }
+
+    fn len(&self) -> usize {
+        self.program.nodes as usize
+    }
+
+    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<View>) -> Result<(), Error> {
+        let cx = Context { arena: &self.arena, place: handles.place() };
+        let run = Run::new(&cx, &self.program, nodes, dying, handles)?;
+        run.all();
+        for (id, view) in run.results {
+            handles.put(id, view);
+        }
+        for &number in &self.program.kept_numbers {
+            let node = nodes[number as usize];
+            if let Op::Full { shape, value } = &node.op {
+                let single = cx.filled(Meta::new(value.dtype(), []), &value.to_bytes())?;
+                handles.put(node.outs[0], single.expanded(shape));
+            }
+        }
+        Ok(())
+    }
+
+    fn state(&self) -> Vec<u8> {
+        self.program.encode()
+    }
+}
+
+/// A program bound to values.
+struct Run<'a> {
+    program: &'a Program,
+    ops: Vec<Bound>,
+    loads: Vec<Load>,
+    /// The bytes of each number, and the scratch tile it fills.
+    numbers: Vec<(SmallVec<[u8; 8]>, usize)>,
+    results: Vec<(Id, View)>,
+    count: usize,
+}
+
+/// An instruction's operation with its types, and where its operands and result are.
+struct Bound {
+    op: Kernel,
+    from: DType,
+    to: DType,
+    args: SmallVec<[Place; 3]>,
+    out: Place,
+}
+
+#[derive(Clone, Copy)]
+enum Kernel {
+    Unary(Unary),
+    Binary(Binary),
+    Select,
+    Cast,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// A tile of scratch.
+    Slot(usize),
+    /// A loaded operand.
+    Load(usize),
+    /// A result in memory.
+    Result(usize),
+}
+
+struct Load {
+    view: View,
+    walk: crate::view::Walk,
+    /// Tiles can be read where they are.
+    direct: bool,
+    /// The scratch tile it is copied to otherwise.
+    slot: usize,
+}
+
+impl<'a> Run<'a> {
+    fn new(cx: &Context<'_>, program: &'a Program, nodes: &[&Node], dying: &[Id], handles: &dyn Handles<View>) -> Result<Run<'a>, Error> {
+        let missing = |id: Id| Error::UnknownValue(id);
+        let mut shape: Option<Shape> = None;
+        let mut metas: Vec<Meta> = Vec::new();
+        let mut loads: Vec<(Id, Load)> = Vec::new();
+        let mut slots = program.slots as usize;
+        let mut numbers: Vec<(u32, SmallVec<[u8; 8]>, usize)> = Vec::new();
+        let mut ops = Vec::new();
+        let mut results: Vec<(Id, View)> = Vec::new();
+        let mut overwritten: Vec<Id> = Vec::new();
+        // Metas first: the whole shape is that of every result.
+        let find = |id: Id| handles.get(id).ok_or_else(|| missing(id));
+        for instruction in &program.instructions {
+            let node = nodes[instruction.node as usize];
+            let mut ins: SmallVec<[Meta; 3]> = SmallVec::new();
+            for (source, &id) in instruction.args.iter().zip(&node.ins) {
+                ins.push(match *source {
+                    Source::Load(..) => find(id)?.meta(),
+                    Source::Number(n) => match &nodes[n as usize].op {
+                        Op::Full { shape, value } => Meta { dtype: value.dtype(), shape: *shape },
+                        _ => return Err(missing(id)),
+                    },
+                    Source::Value(v) => metas[v as usize],
+                });
+            }
+            let meta = kiln_ir::infer(&node.op, &ins)?[0];
+            shape.get_or_insert(meta.shape);
+            metas.push(meta);
+        }
+        let shape = shape.unwrap_or_default();
+        for (at, instruction) in program.instructions.iter().enumerate() {
+            let node = nodes[instruction.node as usize];
+            let mut args: SmallVec<[Place; 3]> = SmallVec::new();
+            let mut from = metas[at].dtype;
+            for (k, (source, &id)) in instruction.args.iter().zip(&node.ins).enumerate() {
+                let (place, dtype) = match *source {
+                    Source::Load(..) => {
+                        let index = match loads.iter().position(|(loaded, _)| *loaded == id) {
+                            Some(index) => index,
+                            None => {
+                                let view = find(id)?.expanded(&shape);
+                                let (walk, direct) = (view.walk(), view.is_dense());
+                                loads.push((id, Load { view, walk, direct, slot: usize::MAX }));
+                                loads.len() - 1
+                            }
+                        };
+                        (Place::Load(index), loads[index].1.view.dtype)
+                    }
+                    Source::Number(n) => {
+                        let Op::Full { value, .. } = &nodes[n as usize].op else { return Err(missing(id)) };
+                        let slot = match numbers.iter().find(|(number, ..)| *number == n) {
+                            Some((.., slot)) => *slot,
+                            None => {
+                                numbers.push((n, value.to_bytes(), slots));
+                                slots += 1;
+                                slots - 1
+                            }
+                        };
+                        (Place::Slot(slot), value.dtype())
+                    }
+                    Source::Value(v) => {
+                        let value = &program.instructions[v as usize];
+                        let place = match results.iter().position(|(id, _)| *id == nodes[value.node as usize].outs[0]) {
+                            Some(result) => Place::Result(result),
+                            None => Place::Slot(value.slot as usize),
+                        };
+                        (place, metas[v as usize].dtype)
+                    }
+                };
+                // The last operand decides: the first of a select is its condition.
+                if k + 1 == instruction.args.len() {
+                    from = dtype;
+                }
+                args.push(place);
+            }
+            let op = match &node.op {
+                Op::Unary(op) => Kernel::Unary(*op),
+                Op::Binary(op) => Kernel::Binary(*op),
+                Op::Select => Kernel::Select,
+                Op::Cast(_) => Kernel::Cast,
+                _ => return Err(Error::Unsupported { op: node.op.name().into(), device: "cpu".into() }),
+            };
+            let out = if instruction.stored {
+                let meta = Meta { dtype: metas[at].dtype, shape };
+                let old = dying.iter().copied().find(|id| !overwritten.contains(id) && replaceable(cx, handles, *id, meta));
+                let view = match old.and_then(|id| handles.get(id)) {
+                    Some(view) => View { dtype: meta.dtype, ..view.clone() },
+                    None => cx.fresh(meta)?,
+                };
+                overwritten.extend(old);
+                results.push((node.outs[0], view));
+                Place::Result(results.len() - 1)
+            } else {
+                Place::Slot(instruction.slot as usize)
+            };
+            ops.push(Bound { op, from, to: metas[at].dtype, args, out });
+        }
+        for (id, load) in &mut loads {
+            load.direct &= !overwritten.contains(id);
+            if !load.direct {
+                load.slot = slots;
+                slots += 1;
+            }
+        }
+        let loads = loads.into_iter().map(|(_, load)| load).collect();
+        let numbers = numbers.into_iter().map(|(_, bytes, slot)| (bytes, slot)).collect();
+        Ok(Run { program, ops, loads, numbers, results, count: shape.numel() })
+    }
+
+    fn all(&self) {
+        let slots = self.slots();
+        let (loads, results): (Vec<Base>, Vec<Base>) = (
+            self.loads.iter().map(|l| Base(l.view.address())).collect(),
+            self.results.iter().map(|(_, v)| Base(v.address())).collect(),
+        );
+        tiles(self.count, &|from, len| {
+            with_scratch(slots, |scratch| self.tile(scratch, &loads, &results, from, len));
+        });
+    }
+
+    fn slots(&self) -> usize {
+        let loaded = self.loads.iter().filter(|l| !l.direct).count();
+        self.program.slots as usize + self.numbers.len() + loaded
+    }
+
+    fn tile(&self, scratch: *mut u64, loads: &[Base], results: &[Base], from: usize, len: usize) {
+        let slot = |i: usize| scratch.wrapping_add(i * TILE).cast::<u8>();
+        for (bytes, at) in &self.numbers {
+            splat(slot(*at), bytes, len);
+        }
+        for (load, base) in self.loads.iter().zip(loads) {
+            if !load.direct {
+                gather(load, base.0, slot(load.slot), from, len);
+            }
+        }
+        let place = |p: Place| match p {
+            Place::Slot(i) => slot(i),
+            Place::Load(i) if self.loads[i].direct => loads[i].0.wrapping_add(from * self.loads[i].view.dtype.size()),
+            Place::Load(i) => slot(self.loads[i].slot),
+            Place::Result(i) => results[i].0.wrapping_add(from * self.results[i].1.dtype.size()),
+        };
+        for op in &self.ops {
+            let args: SmallVec<[*const u8; 3]> = op.args.iter().map(|&p| place(p).cast_const()).collect();
+            // SAFETY: each place holds `len` elements of its type (scratch tiles hold TILE elements of eight bytes); an
+            // instruction's result shares memory with none of its operands, because scratch tiles are given back only
+            // after their last use, operands that are overwritten were copied to scratch above, and results are fresh
+            // otherwise. Tiles of different threads are disjoint.
+            unsafe { kernel(op, &args, place(op.out), len) };
+        }
+    }
+}
+
+/// An address that threads may share: each uses its own tiles behind it.
+struct Base(*mut u8);
+// SAFETY: tiles of different threads are disjoint.
+unsafe impl Sync for Base {}
+// SAFETY: as above.
+unsafe impl Send for Base {}
+
+/// Whether a result may take the place of a value that ends here.
+fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id, out: Meta) -> bool {
+    handles.get(id).is_some_and(|x| {
+        let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
+        fits && Arc::strong_count(&x.buffer) == 1 && cx.place == kiln_device::Place::Reuse
+    })
+}
+
+/// Calls `f` with this thread's scratch of at least `slots` tiles.
+fn with_scratch(slots: usize, f: impl FnOnce(*mut u64)) {
+    thread_local! {
+        static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        if scratch.len() < slots * TILE {
+            scratch.resize(slots * TILE, 0);
+        }
+        f(scratch.as_mut_ptr());
+    });
+}
+
+/// Fills a tile with one element.
+fn splat(to: *mut u8, bytes: &[u8], len: usize) {
+    macro_rules! fill {
+        ($($t:ty)*) => {
+            match bytes.len() {
+                $(n if n == size_of::<$t>() => {
+                    let mut raw = [0; size_of::<$t>()];
+                    raw.copy_from_slice(bytes);
+                    // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
+                    unsafe { std::slice::from_raw_parts_mut(to.cast::<$t>(), len) }.fill(<$t>::from_le_bytes(raw));
+                })*
+                other => unreachable!("no element has {other} bytes"),
+            }
+        };
+    }
+    fill!(u8 u16 u32 u64)
+}
+
+/// Brings a tile of an operand into scratch.
+fn gather(load: &Load, base: *mut u8, to: *mut u8, from: usize, len: usize) {
+    with_type!(load.view.dtype, plain T => {
+        // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<T>(), len) };
+        load.walk.runs(from, len, |at, offset, count, stride| {
+            let base = base.cast::<T>().wrapping_offset(offset).cast_const();
+            let to = &mut to[at..at + count];
+            match stride {
+                // SAFETY: every offset of a view lies within its buffer, which nobody writes but this thread, later.
+                0 => to.fill(unsafe { *base }),
+                // SAFETY: as above, for `count` neighbours.
+                1 => to.copy_from_slice(unsafe { std::slice::from_raw_parts(base, count) }),
+                _ => to.iter_mut().enumerate().for_each(|(i, x)| {
+                    // SAFETY: as above.
+                    *x = unsafe { *base.wrapping_offset(i as isize * stride) }
+                }),
+            }
+        });
+    })
+}
+
+/// Runs one instruction over a tile.
+///
+/// # Safety
+/// Each address holds `len` aligned elements of its type, and `out` shares memory with no operand.
+unsafe fn kernel(op: &Bound, args: &[*const u8], out: *mut u8, len: usize) {
+    unsafe fn read<'a, T>(x: *const u8, len: usize) -> &'a [T] {
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts(x.cast(), len) }
+    }
+    unsafe fn write<'a, T>(x: *mut u8, len: usize) -> &'a mut [T] {
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts_mut(x.cast(), len) }
+    }
+    macro_rules! run {
+        ($group:ident, $D:ty, $f:path, $kind:expr, $($arg:expr),*) => {
+            with_type!(op.from, $group T => {
+                // SAFETY: promised by the caller.
+                unsafe { $f($kind, $(read::<T>($arg, len),)* write::<$D>(out, len)) }
+            })
+        };
+    }
+    match op.op {
+        Kernel::Unary(kind) => match kind.domain() {
+            Domain::Float => run!(float, T, slices::unary_float, kind, args[0]),
+            Domain::Num => run!(number, T, slices::unary_num, kind, args[0]),
+            Domain::Test => run!(number, u8, slices::unary_test, kind, args[0]),
+            Domain::Bits if op.from == DType::Bool => {
+                // SAFETY: promised by the caller.
+                unsafe { slices::flip(read(args[0], len), write(out, len)) }
+            }
+            Domain::Bits => run!(integer, T, slices::unary_bits, kind, args[0]),
+            Domain::Compare => unreachable!("comparisons take two operands"),
+        },
+        Kernel::Binary(kind) => match kind.domain() {
+            Domain::Float => run!(float, T, slices::binary_float, kind, args[0], args[1]),
+            Domain::Num => run!(number, T, slices::binary_num, kind, args[0], args[1]),
+            Domain::Compare => run!(plain, u8, slices::binary_compare, kind, args[0], args[1]),
+            Domain::Bits => run!(integer, T, slices::binary_bits, kind, args[0], args[1]),
+            Domain::Test => unreachable!("tests take one operand"),
+        },
+        Kernel::Select => with_type!(op.from, plain T => {
+            // SAFETY: promised by the caller.
+            unsafe { slices::select(read(args[0], len), read::<T>(args[1], len), read::<T>(args[2], len), write(out, len)) }
+        }),
+        Kernel::Cast => with_type!(op.from, plain S => {
+            let mut room = [<S as Plain>::Kind::default(); TILE];
+            // SAFETY: promised by the caller.
+            let tile = S::kind(unsafe { read::<S>(args[0], len) }, &mut room[..len]);
+            match op.to {
+                // SAFETY: promised by the caller.
+                DType::Bool => truth(tile, unsafe { write(out, len) }),
+                // SAFETY: promised by the caller.
+                to => with_type!(to, number D => convert(tile, unsafe { write::<D>(out, len) })),
+            }
+        }),
+    }
+}
+
+impl Program {
+    fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default();
+        w.int(self.nodes as u64);
+        w.int(self.slots as u64);
+        w.int(self.kept_numbers.len() as u64);
+        self.kept_numbers.iter().for_each(|&n| w.int(n as u64));
+        w.int(self.instructions.len() as u64);
+        for i in &self.instructions {
+            w.int(i.node as u64);
+            w.int(i.stored as u64);
+            w.int(i.slot as u64);
+            w.int(i.args.len() as u64);
+            for arg in &i.args {
+                let (kind, a, b) = match *arg {
+                    Source::Load(a, b) => (0, a, b),
+                    Source::Number(a) => (1, a, 0),
+                    Source::Value(a) => (2, a, 0),
+                };
+                [kind, a as u64, b as u64].into_iter().for_each(|x| w.int(x));
+            }
+        }
+        w.bytes
+    }
+
+    /// The program that was encoded, if these bytes are one whose parts all fit together.
+    fn decode(bytes: &[u8]) -> Option<Program> {
+        let mut r = Reader::new(bytes);
+        let int = |r: &mut Reader<'_>| r.int().ok().and_then(|x| u32::try_from(x).ok());
+        let (nodes, slots) = (int(&mut r)?, int(&mut r)?);
+        let count = r.length(1).ok()?;
+        let kept_numbers = (0..count).map(|_| int(&mut r).filter(|n| *n < nodes)).collect::<Option<_>>()?;
+        let count = r.length(4).ok()?;
+        let mut instructions = Vec::new();
+        for at in 0..count {
+            let (node, stored, slot) = (int(&mut r)?, int(&mut r)? == 1, int(&mut r)?);
+            let args = r.length(3).ok()?;
+            let args = (0..args)
+                .map(|_| match (int(&mut r)?, int(&mut r)?, int(&mut r)?) {
+                    (0, a, b) if a < nodes => Some(Source::Load(a, b)),
+                    (1, a, _) if a < nodes => Some(Source::Number(a)),
+                    (2, a, _) if (a as usize) < at => Some(Source::Value(a)),
+                    _ => None,
+                })
+                .collect::<Option<_>>()?;
+            instructions.push(Instruction { node, args, stored, slot });
+        }
+        // Scratch tiles decide memory safety, so they are computed anew rather than believed.
+        let computed = assign_slots(&mut instructions);
+        let fits = r.is_empty() && computed == slots && instructions.iter().all(|i| i.node < nodes);
+        fits.then_some(Program { nodes, instructions, kept_numbers, slots })
+    }
+}

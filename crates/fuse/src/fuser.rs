@@ -1,0 +1,95 @@
+//! The contract between the engine, those who fuse, and the device that executes.
+
+use crate::Window;
+use kiln_device::{Error, Place};
+use kiln_ir::{Id, Node};
+use std::sync::Arc;
+
+/// Whether a fuser takes more.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Status {
+    /// The last node was taken; more may come.
+    Open,
+    /// The last node was not taken; nothing more will be.
+    Closed,
+}
+
+/// Collects nodes that can run as one. It is offered the nodes of a candidate set one at a time, in an order in which
+/// they could be executed, and says what it would make of them.
+pub trait Fuser<V>: Send {
+    /// Its name, for people.
+    fn name(&self) -> &'static str;
+
+    /// Offers the node at place `at` of the window. `Closed` means that it was not taken.
+    fn offer(&mut self, at: usize, window: &Window<'_>) -> Status;
+
+    /// Whether it would take more.
+    fn status(&self) -> Status;
+
+    /// The estimated cost saved by running what it holds as one, in bytes that need not be moved. One launch counts as
+    /// [`crate::Limits::launch`] bytes.
+    fn score(&self, window: &Window<'_>) -> f64;
+
+    /// Whether what it holds can run as it is.
+    fn ready(&self) -> bool;
+
+    /// How many nodes it holds.
+    fn len(&self) -> usize;
+
+    /// Whether it holds none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Lets go of everything.
+    fn reset(&mut self);
+
+    /// A copy that goes its own way.
+    fn boxed(&self) -> Box<dyn Fuser<V>>;
+
+    /// What it holds as something that executes. Called only when [`Fuser::ready`].
+    fn finish(&self, window: &Window<'_>) -> Arc<dyn Optimization<V>>;
+
+    /// An optimisation of this fuser from its [`Optimization::state`]; nothing if the state is not one of its own.
+    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<V>>>;
+}
+
+/// A group of nodes that runs as one.
+pub trait Optimization<V>: Send + Sync {
+    /// Its name, for people: what it fuses.
+    fn name(&self) -> String;
+
+    /// How many nodes it replaces.
+    fn len(&self) -> usize;
+
+    /// Whether it replaces none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Executes on `nodes`, the originals in the order in which they were taken: operands and results are named there,
+    /// and so is everything that the plan's structure leaves open. `dying` are operands that nothing uses afterwards.
+    /// Results are put only if all went well; after an error the engine runs the nodes unfused.
+    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<V>) -> Result<(), Error>;
+
+    /// What [`Fuser::rebuild`] needs to make it again.
+    fn state(&self) -> Vec<u8>;
+}
+
+/// A device's values, by name.
+pub trait Handles<V> {
+    /// The value, if it is there and not poisoned.
+    fn get(&self, id: Id) -> Option<&V>;
+
+    /// Defines a value.
+    fn put(&mut self, id: Id, value: V);
+
+    /// Executes one node unfused; `dying` are operands that nothing uses afterwards.
+    fn run(&mut self, place: usize, node: &Node, dying: &[Id]);
+
+    /// Ends a value.
+    fn free(&mut self, id: Id);
+
+    /// Where new values live.
+    fn place(&self) -> Place;
+}

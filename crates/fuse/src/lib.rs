@@ -1,0 +1,18 @@
+//! Fusion: a window of the stream becomes a plan of few steps, found once and replayed.
+//!
+//! A submitted batch is a [`Window`]. The [`Engine`] looks its relative form up; on a miss it searches the window's
+//! graph for sets of nodes that a [`Fuser`] takes (`search.rs`), orders the groups and keeps the [`Plan`]. Replaying a
+//! plan hands each group's original nodes to its [`Optimization`], with the device's own handles. The engine names no
+//! operation and knows no device: any that lists fusers and supplies [`Handles`] gets fusion.
+#![forbid(unsafe_code)]
+
+mod fuser;
+mod window;
+mod search;
+mod plan;
+mod engine;
+
+pub use engine::{Engine, Limits, Stats};
+pub use fuser::{Fuser, Handles, Optimization, Status};
+pub use plan::{Group, Plan, Step};
+pub use window::Window;

@@ -1,0 +1,249 @@
+//! The search for groups: which sets of nodes run as one.
+//!
+//! Nodes are taken in order. Each that has no group yet is the seed of one: the nodes that use the group's values are
+//! tried, nearest first, together with what they need that nothing else has made yet. A set is offered to a clone of
+//! each fuser; the set with the best score stands. A set from which a way leads out and back in is no group, for it
+//! would wait for itself. The effort is counted in offers, never in time, so that two
+//! machines find the same plan.
+
+use crate::plan::{Group, Plan, Step};
+use crate::{Fuser, Limits, Status, Window};
+use kiln_ir::{Id, Item};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// The plan of a window.
+pub(crate) fn search<V: 'static>(
+    window: &Window<'_>,
+    fusers: &[Box<dyn Fuser<V>>],
+    limits: &Limits,
+) -> Plan<V> {
+    let mut owner: Vec<Option<usize>> = vec![None; window.items.len()];
+    let mut groups: Vec<Group<V>> = Vec::new();
+    let mut budget = limits.offers;
+    let fed = feeds(window);
+    for seed in 0..window.items.len() {
+        if owner[seed].is_some() || window.node(seed).is_none() {
+            continue;
+        }
+        let best = fusers
+            .iter()
+            .filter_map(|fuser| {
+                let made = Made {
+                    owner: &owner,
+                    groups: &groups.iter().map(|g| &g.places[..]).collect::<Vec<_>>(),
+                    fed: &fed,
+                };
+                grow(window, fuser.as_ref(), seed, &made, limits, &mut budget)
+            })
+            .max_by(|a, b| a.score.total_cmp(&b.score));
+        let Some(best) = best.filter(|best| best.score > 0.0 && best.places.len() > 1) else { continue };
+        let optimization = best.fuser.finish(window);
+        for &at in &best.places {
+            owner[at] = Some(groups.len());
+        }
+        groups.push(Group {
+            places: best.places,
+            optimization: Arc::clone(&optimization),
+            name: optimization.name(),
+        });
+    }
+    arrange(window, groups, &owner)
+}
+
+/// What is there when a set grows: the groups so far, and which nodes use each node's results.
+struct Made<'a> {
+    owner: &'a [Option<usize>],
+    groups: &'a [&'a [usize]],
+    fed: &'a [Vec<usize>],
+}
+
+impl Made<'_> {
+    /// Whether no way leads from the set out and back in. A group made before is entered and left as a whole.
+    fn stands_alone(&self, set: &BTreeSet<usize>) -> bool {
+        let outside = |at: &usize| self.fed[*at].iter().copied().filter(|to| !set.contains(to));
+        let mut seen: BTreeSet<usize> = BTreeSet::new();
+        let mut places: Vec<usize> = set.iter().flat_map(outside).collect();
+        while let Some(at) = places.pop() {
+            let whole = self.owner[at]
+                .map_or_else(|| std::slice::from_ref(&at).to_vec(), |g| self.groups[g].to_vec());
+            for at in whole {
+                if seen.insert(at) {
+                    if self.fed[at].iter().any(|to| set.contains(to)) {
+                        return false;
+                    }
+                    places.extend(&self.fed[at]);
+                }
+            }
+        }
+        true
+    }
+}
+
+/// The nodes that use each node's results.
+fn feeds(window: &Window<'_>) -> Vec<Vec<usize>> {
+    let mut fed = vec![Vec::new(); window.items.len()];
+    for at in 0..window.items.len() {
+        for maker in window.node(at).iter().flat_map(|n| &n.ins).filter_map(|&id| window.maker(id)) {
+            fed[maker].push(at);
+        }
+    }
+    fed
+}
+
+struct Found<V> {
+    places: Vec<usize>,
+    fuser: Box<dyn Fuser<V>>,
+    score: f64,
+}
+
+/// The best set that grows from `seed`.
+fn grow<V: 'static>(
+    window: &Window<'_>,
+    fuser: &dyn Fuser<V>,
+    seed: usize,
+    made: &Made<'_>,
+    limits: &Limits,
+    budget: &mut usize,
+) -> Option<Found<V>> {
+    let mut set = BTreeSet::from([seed]);
+    let mut best = offer(window, fuser, &set, limits, budget)?;
+    for at in seed + 1..window.items.len() {
+        let Some(node) = window.node(at) else { continue };
+        let uses = node.ins.iter().filter_map(|&id| window.maker(id)).any(|maker| set.contains(&maker));
+        if !uses || made.owner[at].is_some() || set.contains(&at) {
+            continue;
+        }
+        // With all it needs, or else alone: the rest is then read from memory.
+        let mut alone = set.clone();
+        alone.insert(at);
+        for wider in [pulled(window, at, made.owner, &set), alone] {
+            if *budget == 0 {
+                return Some(best);
+            }
+            if wider.len() > limits.nodes || !made.stands_alone(&wider) {
+                continue;
+            }
+            if let Some(found) = offer(window, fuser, &wider, limits, budget)
+                && found.score >= best.score
+            {
+                (best, set) = (found, wider);
+                break;
+            }
+        }
+    }
+    Some(best)
+}
+
+/// The set with a node and everything it needs that has no group yet.
+fn pulled(window: &Window<'_>, at: usize, owner: &[Option<usize>], set: &BTreeSet<usize>) -> BTreeSet<usize> {
+    let mut wider = set.clone();
+    let mut places = vec![at];
+    while let Some(at) = places.pop() {
+        if owner[at].is_none()
+            && wider.insert(at)
+            && let Some(node) = window.node(at)
+        {
+            places.extend(node.ins.iter().filter_map(|&id| window.maker(id)));
+        }
+    }
+    wider
+}
+
+fn offer<V: 'static>(
+    window: &Window<'_>,
+    fuser: &dyn Fuser<V>,
+    set: &BTreeSet<usize>,
+    limits: &Limits,
+    budget: &mut usize,
+) -> Option<Found<V>> {
+    if *budget < set.len() || set.len() > limits.nodes {
+        *budget = budget.saturating_sub(1);
+        return None;
+    }
+    *budget -= set.len();
+    let mut fuser = fuser.boxed();
+    fuser.reset();
+    for &at in set {
+        if fuser.offer(at, window) == Status::Closed {
+            return None;
+        }
+    }
+    let score = fuser.score(window);
+    fuser.ready().then(|| Found { places: set.iter().copied().collect(), fuser, score })
+}
+
+/// Orders groups and single nodes so that each runs after what it needs, and frees each value after its last use.
+fn arrange<V: 'static>(window: &Window<'_>, groups: Vec<Group<V>>, owner: &[Option<usize>]) -> Plan<V> {
+    // A unit is a group, or a node of its own; it is numbered by its first place.
+    let unit = |at: usize| owner[at].map_or(at, |g| groups[g].places[0]);
+    let members = |at: usize| owner[at].map_or_else(|| vec![at], |g| groups[g].places.clone());
+    let mut waits: FxHashMap<usize, BTreeSet<usize>> = FxHashMap::default();
+    let mut feeds: FxHashMap<usize, BTreeSet<usize>> = FxHashMap::default();
+    let mut units: BTreeSet<usize> = BTreeSet::new();
+    for at in 0..window.items.len() {
+        let Some(node) = window.node(at) else { continue };
+        units.insert(unit(at));
+        for maker in node.ins.iter().filter_map(|&id| window.maker(id)).map(unit) {
+            if maker != unit(at) {
+                waits.entry(unit(at)).or_default().insert(maker);
+                feeds.entry(maker).or_default().insert(unit(at));
+            }
+        }
+    }
+    let mut ready: BTreeSet<usize> = units.iter().copied().filter(|u| !waits.contains_key(u)).collect();
+    let mut order = Vec::with_capacity(units.len());
+    while let Some(next) = ready.pop_first() {
+        order.push(next);
+        for fed in feeds.remove(&next).unwrap_or_default() {
+            if let Some(left) = waits.get_mut(&fed) {
+                left.remove(&next);
+                if left.is_empty() {
+                    ready.insert(fed);
+                }
+            }
+        }
+    }
+    debug_assert_eq!(order.len(), units.len(), "groups wait for each other");
+    let place: FxHashMap<usize, usize> = order.iter().enumerate().map(|(i, &u)| (u, i)).collect();
+    // Frees, by the step after which they run: the last that uses or makes the value.
+    let mut frees: Vec<Vec<usize>> = vec![Vec::new(); order.len()];
+    let mut first: Vec<usize> = Vec::new();
+    for (at, item) in window.items.iter().enumerate() {
+        let Item::Free(id) = item else { continue };
+        let last = window.users(*id).iter().copied().chain(window.maker(*id)).map(|u| place[&unit(u)]).max();
+        match last {
+            Some(last) => frees[last].push(at),
+            None => first.push(at),
+        }
+    }
+    let internal = |group: &Group<V>, id: Id| !window.leaves(id, &group.places);
+    let mut steps: Vec<Step> = first.into_iter().map(|at| Step::Free { at }).collect();
+    for (step, &u) in order.iter().enumerate() {
+        let group = owner[u];
+        let mut dying = Vec::new();
+        let mut after = Vec::new();
+        for &at in &frees[step] {
+            let Item::Free(id) = window.items[at] else { continue };
+            // Values that live and die inside a group are never there to be freed.
+            if group.is_some_and(|g| {
+                window.maker(id).is_some_and(|m| owner[m] == Some(g)) && internal(&groups[g], id)
+            }) {
+                continue;
+            }
+            // An operand that dies here may be overwritten; only then does its free come with the step.
+            let used = members(u).iter().any(|&m| window.node(m).is_some_and(|n| n.ins.contains(&id)));
+            if used {
+                dying.push(at);
+            }
+            after.push(Step::Free { at });
+        }
+        match group {
+            Some(group) => steps.push(Step::Group { group, dying }),
+            None => steps.push(Step::Node { at: u, dying }),
+        }
+        steps.extend(after);
+    }
+    Plan { groups, steps }
+}
