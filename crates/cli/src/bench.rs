@@ -150,27 +150,37 @@ impl Work {
     }
 
     /// Work that is bound by reading these inputs and writing its results, each once.
-    fn moving(inputs: &[&Tensor], call: impl FnMut() -> Vec<Tensor> + 'static) -> Work {
+    fn moving<const N: usize>(
+        inputs: [Tensor; N],
+        call: impl Fn(&[Tensor; N]) -> Vec<Tensor> + 'static,
+    ) -> Work {
         let bytes = inputs.iter().map(|t| t.meta().bytes()).sum();
-        Work { inputs: Some(bytes), call: Box::new(call) }
+        Work { inputs: Some(bytes), call: Box::new(move || call(&inputs)) }
+    }
+
+    /// The work of something that moves far fewer bytes than it computes.
+    fn computing(self) -> Work {
+        Work { inputs: None, ..self }
     }
 }
 
-/// `f` of some leaves forward and backward from a fixed gradient: its result, and the gradients of the leaves.
+/// `f` of some leaves forward, and backward from a fixed gradient: its result, which has the first leaf's shape, and
+/// the gradients of the leaves.
 fn forward_backward<const N: usize>(
     setup: &Setup,
     leaves: [Tensor; N],
     f: impl Fn(&[Tensor; N]) -> Tensor + 'static,
-) -> impl FnMut() -> Vec<Tensor> + 'static {
+) -> Work {
     let leaves = leaves.map(Tensor::requires_grad);
-    let shown = no_grad(|| f(&leaves)).meta();
-    let gradient = setup.randn_as(shown.shape, shown.dtype);
-    move || {
+    let gradient = setup.randn_as(leaves[0].shape(), leaves[0].dtype());
+    let bytes = leaves.iter().chain([&gradient]).map(|t| t.meta().bytes()).sum();
+    let call = move || {
         let y = f(&leaves);
         let gradients = y.backward_with(&gradient);
         let of = leaves.iter().filter_map(|leaf| gradients.get(leaf).cloned());
         [y.detach()].into_iter().chain(of).collect()
-    }
+    };
+    Work { inputs: Some(bytes), call: Box::new(call) }
 }
 
 /// Builds and measures one benchmark. Whatever goes wrong is told in its place and leaves the others alone.
@@ -220,7 +230,9 @@ impl Report {
         };
         let rate = times.bytes.map(|bytes| bytes as f64 / times.median / 1e6);
         let host = match (self.machine, times.bytes) {
-            (Machine::Host, Some(bytes)) => Some(*self.host.entry(bytes).or_insert_with(|| bandwidth::of(bytes))),
+            (Machine::Host, Some(bytes)) => {
+                Some(*self.host.entry(bytes).or_insert_with(|| bandwidth::of(bytes)))
+            }
             (Machine::Host, None) | (Machine::Cuda, _) => None,
         };
         if !self.json {
@@ -258,10 +270,11 @@ fn rounded(number: f64) -> f64 {
 mod tests {
     use super::*;
 
-    /// The results of the second call of a scaled-down benchmark: by then, training has changed its parameters.
+    /// The results of the third call of a scaled-down benchmark: by then, training has changed its parameters twice.
     fn bits(build: Build, machine: Machine, device: Device) -> Vec<(kiln::Meta, Vec<u8>)> {
         kiln::seed(0);
         let mut work = build(&Setup { device, machine, scale: 32 });
+        (work.call)();
         (work.call)();
         let results = (work.call)();
         assert!(!results.is_empty());

@@ -1,5 +1,5 @@
-//! The program `kiln`: trains, checks, replays and shows devices. Every command exits with 0 only if it did what it
-//! was asked, says what went wrong on standard error, and speaks JSON lines with `--json`.
+//! The program `kiln`: trains, checks, replays, measures and shows devices. Every command exits with 0 only if it did
+//! what it was asked, says what went wrong on standard error, and speaks JSON lines with `--json`.
 
 mod bench;
 mod conform;

@@ -95,15 +95,37 @@ pub struct Finding {
 #[allow(missing_docs)]
 pub enum Problem {
     /// An element of a result, or of an operand that should not have changed.
-    Value { of: String, element: usize, want: String, got: String },
-    Meta { of: String, want: Meta, got: Meta },
-    Failed { of: String, error: Error },
+    Value {
+        of: String,
+        element: usize,
+        want: String,
+        got: String,
+    },
+    Meta {
+        of: String,
+        want: Meta,
+        got: Meta,
+    },
+    Failed {
+        of: String,
+        error: Error,
+    },
     /// It should have failed with `want` as the root cause.
-    Failure { of: String, want: Error, got: Result<Meta, Error> },
+    Failure {
+        of: String,
+        want: Error,
+        got: Result<Meta, Error>,
+    },
     /// The written form reads back as something else.
-    Form { form: &'static str, text: String },
+    Form {
+        form: &'static str,
+        text: String,
+    },
     /// Values or bytes were left behind.
-    Leak { before: Memory, after: Memory },
+    Leak {
+        before: Memory,
+        after: Memory,
+    },
     /// No case uses this operation.
     NoCase,
 }
@@ -112,7 +134,9 @@ impl std::fmt::Display for Finding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: ", self.case)?;
         match &self.problem {
-            Problem::Value { of, element, want, got } => write!(f, "element {element} of {of} is {got}, should be {want}"),
+            Problem::Value { of, element, want, got } => {
+                write!(f, "element {element} of {of} is {got}, should be {want}")
+            }
             Problem::Meta { of, want, got } => write!(f, "{of} is {got}, should be {want}"),
             Problem::Failed { of, error } => write!(f, "{of} failed: {error}"),
             Problem::Failure { of, want, got } => write!(f, "{of} should fail with `{want}`, got {got:?}"),
@@ -147,7 +171,9 @@ impl<'a> Suite<'a> {
     /// Checks that the device holds what it held before.
     fn settles(&mut self, case: &str, before: Memory) {
         let after = settled(&*self.device);
-        if (after.values, after.live_bytes, after.live_buffers) != (before.values, before.live_bytes, before.live_buffers) {
+        if (after.values, after.live_bytes, after.live_buffers)
+            != (before.values, before.live_bytes, before.live_buffers)
+        {
             self.found(case, Problem::Leak { before, after });
         }
     }

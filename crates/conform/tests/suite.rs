@@ -32,6 +32,11 @@ fn devices_conform_with_any_number_of_threads() {
     passes("record<cpu>", Arc::new(Record::new(Arc::new(Cpu::start()), &path).unwrap()));
     // Not on the reference: which of several NaNs a sum keeps is not promised, and a replay compares every bit.
     let again = kiln_device::replay(&path, &Cpu::start()).unwrap();
-    assert!(again.differing.is_empty() && again.reads > 10_000, "{} reads, {} differ", again.reads, again.differing.len());
+    assert!(
+        again.differing.is_empty() && again.reads > 10_000,
+        "{} reads, {} differ",
+        again.reads,
+        again.differing.len()
+    );
     std::fs::remove_dir_all(&dir).unwrap();
 }

@@ -20,7 +20,8 @@ impl Toy {
     }
 
     fn eval(&self, node: &Node, table: &HashMap<Id, Result<Value, Error>>) -> Result<Vec<Value>, Error> {
-        let failed = |cause: Error| Error::Failed { op: node.op.name().into(), origin: None, cause: Arc::new(cause) };
+        let failed =
+            |cause: Error| Error::Failed { op: node.op.name().into(), origin: None, cause: Arc::new(cause) };
         let mut ins = Vec::new();
         for id in &node.ins {
             match table.get(id) {
@@ -42,7 +43,8 @@ impl Toy {
         if node.op == Op::Unary(Unary::Exp)
             && let Some(x) = outs[0].slice::<f32>()
         {
-            let wrong = x.iter().map(|x| if x.is_normal() { f32::from_bits(x.to_bits() + self.off) } else { *x });
+            let wrong =
+                x.iter().map(|x| if x.is_normal() { f32::from_bits(x.to_bits() + self.off) } else { *x });
             outs[0] = Value::new(outs[0].shape, wrong.collect());
         }
         Ok(outs)

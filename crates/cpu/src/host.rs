@@ -4,6 +4,7 @@
 //! holds the executor's lock: a thread that waits for an answer runs the queue itself, a background thread runs it
 //! where nobody waits. A failed operation, or one that panics, poisons its results and nothing else.
 
+use crate::lowering;
 use kiln_device::{
     Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Urgency, pending,
 };
@@ -226,6 +227,9 @@ impl<K: Kernels> Shared<K> {
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
         let Executor { table, engine } = executor;
         if !engine.is_idle() && batch.items.len() > 1 {
+            let meta = |id: Id| table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value));
+            let lowered = lowering::lowered(batch, meta);
+            let batch = lowered.as_ref().unwrap_or(batch);
             let meta = |id: Id| table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value));
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, meta))).ok().flatten();

@@ -6,6 +6,7 @@
 //! (`pool.rs`), and give the interpreter's bits whatever the strides, tiles and threads.
 
 pub mod host;
+mod lowering;
 mod interpreter;
 pub mod reference;
 

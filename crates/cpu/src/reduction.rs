@@ -45,6 +45,40 @@ pub(crate) fn reduce(cx: &Context<'_>, kind: ReduceKind, axes: AxisSet, x: &View
     Ok(target)
 }
 
+/// Reduces each of the rows of `length` elements that lie one after another at `x` to an element at `out`.
+///
+/// # Safety
+/// `x` holds `count * length` elements of `dtype`, `out` room for `count`, and they do not overlap.
+pub(crate) unsafe fn rows(kind: ReduceKind, dtype: DType, x: *const u8, count: usize, length: usize, out: *mut u8) {
+    macro_rules! run {
+        ($group:ident, $fold:expr) => {
+            with_type!(dtype, $group T => {
+                // SAFETY: promised by the caller.
+                let (x, out) = unsafe {
+                    (std::slice::from_raw_parts(x.cast::<T>(), count * length), std::slice::from_raw_parts_mut(out.cast::<T>(), count))
+                };
+                let fold: Fold<T> = $fold;
+                for (r, out) in out.iter_mut().enumerate() {
+                    let mut tree = Tree::new();
+                    for chunk in x[r * length..(r + 1) * length].chunks(INNER.chunk) {
+                        tree.push((fold.chunk)(chunk), fold.combine);
+                    }
+                    let sum = tree.finish(fold.combine).unwrap_or(fold.identity);
+                    (fold.finish)(&[sum], length, std::slice::from_mut(out));
+                }
+            })
+        };
+    }
+    match kind {
+        ReduceKind::Sum => run!(number, Fold::of::<Sum>()),
+        ReduceKind::Prod => run!(number, Fold::of::<Prod>()),
+        ReduceKind::Max => run!(number, Fold::of::<Max>()),
+        ReduceKind::Min => run!(number, Fold::of::<Min>()),
+        ReduceKind::Mean => run!(float, Fold { finish: averaged, ..Fold::of::<Sum>() }),
+        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => unreachable!("has no kernel"),
+    }
+}
+
 /// The loops of one reduction of elements T, chosen once: what finds its way through the axes is compiled for each T, and
 /// only these for each T and operation.
 struct Fold<T: Number> {

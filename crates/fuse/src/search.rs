@@ -98,6 +98,12 @@ struct Found<V> {
     score: f64,
 }
 
+impl<V> Clone for Found<V> {
+    fn clone(&self) -> Found<V> {
+        Found { places: self.places.clone(), fuser: self.fuser.boxed(), score: self.score }
+    }
+}
+
 /// The best set that grows from `seed`.
 fn grow<V: 'static>(
     window: &Window<'_>,
@@ -107,62 +113,39 @@ fn grow<V: 'static>(
     limits: &Limits,
     budget: &mut usize,
 ) -> Option<Found<V>> {
+    let makers = |at: usize| window.node(at).into_iter().flat_map(|n| &n.ins).filter_map(|&id| window.maker(id));
+    let mut now = offer(window, fuser, &BTreeSet::from([seed]), budget)?;
     let mut set = BTreeSet::from([seed]);
-    let mut best = offer(window, fuser, &set, limits, budget)?;
-    for at in seed + 1..window.items.len() {
-        let Some(node) = window.node(at) else { continue };
-        let uses = node.ins.iter().filter_map(|&id| window.maker(id)).any(|maker| set.contains(&maker));
-        if !uses || made.owner[at].is_some() || set.contains(&at) {
+    let mut best = None;
+    for at in seed..window.items.len() {
+        if at != seed && !makers(at).any(|maker| set.contains(&maker)) {
             continue;
         }
-        // With all it needs, or else alone: the rest is then read from memory.
-        let mut alone = set.clone();
-        alone.insert(at);
-        for wider in [pulled(window, at, made.owner, &set), alone] {
-            if *budget == 0 {
-                return Some(best);
-            }
-            if wider.len() > limits.nodes || !made.stands_alone(&wider) {
+        // The node itself, and then whatever it needs that has no group yet, nearest first.
+        let mut wanted = if at == seed { makers(at).collect() } else { vec![at] };
+        while let Some(at) = wanted.pop() {
+            if made.owner[at].is_some() || set.contains(&at) || set.len() >= limits.nodes {
                 continue;
             }
-            if let Some(found) = offer(window, fuser, &wider, limits, budget)
-                && found.score >= best.score
-            {
-                (best, set) = (found, wider);
-                break;
+            let mut wider = set.clone();
+            wider.insert(at);
+            // Cheap to ask first: most of what is near does not fit.
+            let Some(found) = offer(window, fuser, &wider, budget) else { continue };
+            if found.score < now.score || !made.stands_alone(&wider) {
+                continue;
+            }
+            (now, set) = (found, wider);
+            wanted.extend(makers(at));
+            if now.fuser.ready() {
+                best = Some(now.clone());
             }
         }
     }
-    Some(best)
+    best
 }
 
-/// The set with a node and everything it needs that has no group yet.
-fn pulled(window: &Window<'_>, at: usize, owner: &[Option<usize>], set: &BTreeSet<usize>) -> BTreeSet<usize> {
-    let mut wider = set.clone();
-    let mut places = vec![at];
-    while let Some(at) = places.pop() {
-        if owner[at].is_none()
-            && wider.insert(at)
-            && let Some(node) = window.node(at)
-        {
-            places.extend(node.ins.iter().filter_map(|&id| window.maker(id)));
-        }
-    }
-    wider
-}
-
-fn offer<V: 'static>(
-    window: &Window<'_>,
-    fuser: &dyn Fuser<V>,
-    set: &BTreeSet<usize>,
-    limits: &Limits,
-    budget: &mut usize,
-) -> Option<Found<V>> {
-    if *budget < set.len() || set.len() > limits.nodes {
-        *budget = budget.saturating_sub(1);
-        return None;
-    }
-    *budget -= set.len();
+fn offer<V: 'static>(window: &Window<'_>, fuser: &dyn Fuser<V>, set: &BTreeSet<usize>, budget: &mut usize) -> Option<Found<V>> {
+    *budget = budget.checked_sub(set.len())?;
     let mut fuser = fuser.boxed();
     fuser.reset();
     for &at in set {
@@ -171,7 +154,7 @@ fn offer<V: 'static>(
         }
     }
     let score = fuser.score(window);
-    fuser.ready().then(|| Found { places: set.iter().copied().collect(), fuser, score })
+    Some(Found { places: set.iter().copied().collect(), fuser, score })
 }
 
 /// Orders groups and single nodes so that each runs after what it needs, and frees each value after its last use.

@@ -70,9 +70,9 @@ impl<'a> Window<'a> {
         !self.freed.contains(&id)
     }
 
-    /// Whether a value is needed by anything but the nodes at `places`: by another node, or after the window.
+    /// Whether a value is needed by anything but the nodes at `places` (ascending): by another node, or after the window.
     pub fn leaves(&self, id: Id, places: &[usize]) -> bool {
-        self.survives(id) || self.users(id).iter().any(|at| !places.contains(at))
+        self.survives(id) || self.users(id).iter().any(|at| places.binary_search(at).is_err())
     }
 }
 

@@ -62,7 +62,8 @@ mod tests {
     fn windows_are_weighted_and_summed_by_channel() {
         let device = Device::cpu();
         let mut layer = Conv2d::new(1, 2, 2, ConvOptions::default(), &device);
-        layer.weight = Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2, 1, 2, 2], &device);
+        layer.weight =
+            Tensor::from_vec(vec![1.0f32, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0], [2, 1, 2, 2], &device);
         layer.bias = Some(Tensor::from_vec(vec![0.0f32, 100.0], [2], &device));
         let x = Tensor::from_vec((1..=6).map(|i| i as f32).collect(), [1, 1, 2, 3], &device);
         let y = layer.forward(&x);

@@ -29,7 +29,10 @@ fn panics(f: impl FnOnce()) -> (String, String, u32) {
     let caught = catch_unwind(AssertUnwindSafe(f));
     std::panic::set_hook(old);
     let payload = caught.expect_err("it should panic");
-    let text = payload.downcast_ref::<String>().cloned().or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string()));
+    let text = payload
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| payload.downcast_ref::<&str>().map(|s| s.to_string()));
     let (file, line) = PLACE.lock().unwrap().take().unwrap();
     (text.unwrap(), file, line)
 }
@@ -41,14 +44,17 @@ fn misuse_panics_at_the_callers_line() {
     let w = Tensor::ones([2, 3], &device).requires_grad();
     let loss = w.sum(());
     loss.backward();
-    let calls: Vec<(&str, u32, Box<dyn Fn()>)> = vec![
+    type Call<'a> = (&'a str, u32, Box<dyn Fn() + 'a>);
+    // Each call is on the line that it gives.
+    #[rustfmt::skip]
+    let calls: Vec<Call<'_>> = vec![
         ("not tracked", line!(), Box::new(|| drop(x.sum(()).backward()))),
         ("differentiated before", line!(), Box::new(|| drop(loss.backward()))),
         ("more than one element", line!(), Box::new(|| drop(w.exp().backward()))),
         ("the gradient is f32[1]", line!(), Box::new(|| drop(w.exp().backward_with(&Tensor::ones([1], &device))))),
         ("only floats", line!(), Box::new(|| drop(Tensor::arange(0, 3, 1, &device).requires_grad()))),
         ("shapes [2, 3] and [4]", line!(), Box::new(|| drop(&x + &Tensor::ones([4], &device)))),
-        ("shapes [2, 3] and [4]", line!(), Box::new(|| drop(x.add(&Tensor::ones([4], &device))))),
+        ("shapes [2, 3] and [4]", line!(), Box::new(|| drop(x.add(Tensor::ones([4], &device))))),
         ("do not fit", line!(), Box::new(|| drop(x.matmul(&x)))),
         ("axis 2 is out of range", line!(), Box::new(|| drop(x.sum(2)))),
         ("axis 5", line!(), Box::new(|| drop(x.softmax(5)))),
@@ -164,11 +170,18 @@ fn a_hook_fires_when_the_last_contribution_is_recorded() {
     let y = (&h * &w2 + &b).sum(());
     let before = spy.1.lock().unwrap().len();
     let fired = firings(&y, &[&w1, &w2, &b], &spy);
-    assert_eq!(fired.iter().map(|f| f.0).collect::<Vec<_>>(), [1, 2, 0], "w2, then b at its second use, then w1");
+    assert_eq!(
+        fired.iter().map(|f| f.0).collect::<Vec<_>>(),
+        [1, 2, 0],
+        "w2, then b at its second use, then w1"
+    );
     // When w2 fired, nothing of what lies below `h` had been recorded.
     let log = spy.1.lock().unwrap().clone();
     assert!(!log[before..fired[0].1].iter().any(|name| name == "sub"), "{:?}", &log[before..]);
-    assert!(log[fired[0].1..fired[1].1].iter().any(|name| name == "sub"), "the derivative of tanh comes after");
+    assert!(
+        log[fired[0].1..fired[1].1].iter().any(|name| name == "sub"),
+        "the derivative of tanh comes after"
+    );
     assert!(fired[1].1 < fired[2].1);
 }
 
@@ -206,10 +219,14 @@ fn a_hook_may_replace_gradients_and_record() {
     let device = Device::cpu();
     let (x, w) = (leaf(&[1.0, 2.0], &device), leaf(&[3.0, 4.0], &device));
     let mut sum = None;
-    let grads = (&x * &w).sum(()).differentiate().on_ready(|ready| {
-        sum = Some(ready.gradient.sum(()));
-        Some(ready.gradient * 10.0)
-    }).run();
+    let grads = (&x * &w)
+        .sum(())
+        .differentiate()
+        .on_ready(|ready| {
+            sum = Some(ready.gradient.sum(()));
+            Some(ready.gradient * 10.0)
+        })
+        .run();
     assert_eq!(vec(grads.get(&x).unwrap()), [30.0, 40.0]);
     assert_eq!(vec(grads.get(&w).unwrap()), [10.0, 20.0]);
     assert!(sum.is_some());
@@ -219,8 +236,10 @@ fn a_hook_may_replace_gradients_and_record() {
 fn checkpoint_gives_the_bits_of_plain() {
     let device = Device::open("cpu:50").unwrap();
     let run = |kept: bool| {
-        let x = Tensor::from_vec((0..64).map(|i| (i as f32 * 0.7).sin()).collect(), [8, 8], &device).requires_grad();
-        let w = Tensor::from_vec((0..64).map(|i| (i as f32 * 0.3).cos()).collect(), [8, 8], &device).requires_grad();
+        let x = Tensor::from_vec((0..64).map(|i| (i as f32 * 0.7).sin()).collect(), [8, 8], &device)
+            .requires_grad();
+        let w = Tensor::from_vec((0..64).map(|i| (i as f32 * 0.3).cos()).collect(), [8, 8], &device)
+            .requires_grad();
         with_generator(Generator::new(3), || {
             let mut h = x.clone();
             for _ in 0..3 {
@@ -335,7 +354,13 @@ fn a_million_nodes_are_walked_and_dropped_without_recursion() {
     for i in 0..100_000 {
         h = match i % 2 {
             0 => checkpoint(&h, |h| h + 1.0),
-            _ => custom_grad(&[&h], h.detach(), { let held = h.clone(); move |g| { let _ = &held; vec![Some(g.clone())] } }),
+            _ => custom_grad(&[&h], h.detach(), {
+                let held = h.clone();
+                move |g| {
+                    let _ = &held;
+                    vec![Some(g.clone())]
+                }
+            }),
         };
     }
     drop(h);
@@ -352,7 +377,10 @@ fn a_seeded_stream_is_the_same_with_and_without_checkpoint() {
         let _ = y.sum(()).backward();
         vec(&Tensor::rand([4], &device))
     };
-    let inner = { let device = device.clone(); move |x: &Tensor| x * Tensor::rand([8], &device) };
+    let inner = {
+        let device = device.clone();
+        move |x: &Tensor| x * Tensor::rand([8], &device)
+    };
     seed(9);
     let plain = draw(inner(&x));
     seed(9);

@@ -13,7 +13,8 @@ fn settled(device: &Device) -> kiln_tensor::Memory {
 
 #[test]
 fn ids_are_stable_both_ways() {
-    let ids: Vec<DeviceId> = [" CPU ", "cpu", "cpu:0", "Cpu:00"].map(|a| Device::open(a).unwrap().id()).to_vec();
+    let ids: Vec<DeviceId> =
+        [" CPU ", "cpu", "cpu:0", "Cpu:00"].map(|a| Device::open(a).unwrap().id()).to_vec();
     assert!(ids.iter().all(|id| *id == Device::cpu().id()), "{ids:?}");
     let one = Device::open("cpu:1").unwrap();
     assert_ne!(one.id(), ids[0]);
@@ -29,7 +30,18 @@ fn ids_are_stable_both_ways() {
 
 #[test]
 fn bad_addresses_are_errors() {
-    for bad in ["", "gpu", "cpu:", "cpu:64", "cpu:-1", "cpu:x", "cpu:99999999999999", "reference:1", "cpu 1", "remote://"] {
+    for bad in [
+        "",
+        "gpu",
+        "cpu:",
+        "cpu:64",
+        "cpu:-1",
+        "cpu:x",
+        "cpu:99999999999999",
+        "reference:1",
+        "cpu 1",
+        "remote://",
+    ] {
         match Device::open(bad) {
             Err(Error::Address { address, reason }) => assert!(address == bad && !reason.is_empty()),
             other => panic!("{bad}: {other:?}"),
@@ -115,7 +127,10 @@ fn a_memory_limit_fails_what_exceeds_it_and_nothing_else() {
         }
         match &error {
             Error::Failed { op, origin: Some(origin), .. } => {
-                assert_eq!((op.as_str(), origin.line.file(), origin.line.line()), ("random_uniform", file!(), line));
+                assert_eq!(
+                    (op.as_str(), origin.line.file(), origin.line.line()),
+                    ("random_uniform", file!(), line)
+                );
             }
             _ => panic!("{error:?}"),
         }
@@ -151,7 +166,10 @@ fn persistent_values_are_counted_apart() {
     assert!(held.live_bytes >= held.persistent_bytes + 4000, "{held:?}");
     drop((w, made, other));
     let after = settled(&device);
-    assert_eq!((after.persistent_bytes, after.live_bytes, after.values), (before.persistent_bytes, before.live_bytes, before.values));
+    assert_eq!(
+        (after.persistent_bytes, after.live_bytes, after.values),
+        (before.persistent_bytes, before.live_bytes, before.values)
+    );
 }
 
 #[test]
@@ -162,7 +180,8 @@ fn staged_data_has_the_same_content() {
         let flags = Data::new(Meta::new(DType::Bool, [3]), Bytes::new(vec![0u8, 1, 7]));
         let staged = device.stage(vec![data, flags]);
         assert_eq!(staged.len(), 2);
-        let (x, flags) = (Tensor::from_data(staged[0].clone(), &device), Tensor::from_data(staged[1].clone(), &device));
+        let (x, flags) =
+            (Tensor::from_data(staged[0].clone(), &device), Tensor::from_data(staged[1].clone(), &device));
         let once = x.neg();
         drop(x);
         assert_eq!(once.neg().to_vec::<f32>().unwrap(), numbers);
@@ -185,7 +204,8 @@ fn bytes_read_as_another_dtype_become_proper_bools() {
 fn eager_gives_the_bits_of_lazy() {
     let device = Device::open("cpu:27").unwrap();
     let run = || {
-        let x = Tensor::from_vec((0..600).map(|i| (i as f32 * 0.37).sin()).collect(), [20, 30], &device).requires_grad();
+        let x = Tensor::from_vec((0..600).map(|i| (i as f32 * 0.37).sin()).collect(), [20, 30], &device)
+            .requires_grad();
         let y = (x.matmul(&x.t()).softmax(1) * x.sum_keepdim(1)).layer_norm(1, None, None, 1e-5);
         let g = y.square().mean(()).backward();
         [y.to_data().unwrap(), g.get(&x).unwrap().to_data().unwrap()].map(|d| d.bytes.to_vec())
@@ -252,6 +272,7 @@ fn a_failed_gather_names_the_users_line() {
     }
     assert_eq!(unrelated.to_vec::<f32>().unwrap(), [2.0, 4.0, 6.0]);
     device.sync().unwrap();
-    let division = Tensor::from_vec(vec![1i32], [1], &device).floor_divide(&Tensor::from_vec(vec![0i32], [1], &device));
+    let division =
+        Tensor::from_vec(vec![1i32], [1], &device).floor_divide(Tensor::from_vec(vec![0i32], [1], &device));
     assert!(matches!(division.to_data().unwrap_err().root(), Error::Divide { .. }));
 }

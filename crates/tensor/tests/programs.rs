@@ -15,7 +15,14 @@ struct Step {
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
-    let step = (any::<u8>(), any::<u8>(), any::<u8>(), any::<u8>(), prop::bool::weighted(0.2), prop::option::weighted(0.4, any::<u8>()))
+    let step = (
+        any::<u8>(),
+        any::<u8>(),
+        any::<u8>(),
+        any::<u8>(),
+        prop::bool::weighted(0.2),
+        prop::option::weighted(0.4, any::<u8>()),
+    )
         .prop_map(|(op, a, b, axis, seal, forget)| Step { op, a, b, axis, seal, forget });
     prop::collection::vec(step, 1..40)
 }
@@ -62,7 +69,9 @@ fn apply(step: Step, a: &Tensor, b: &Tensor) -> Option<Tensor> {
         12 if some => a.to_dtype(DType::F32).amax(axis),
         13 if rank > 1 => a.transpose(axis, (axis + 1) % rank),
         14 if rank > 0 => a.flip(axis),
-        15 if some => a.slice(axis, (step.b % 2) as isize, a.shape()[axis as usize] as isize, 1 + step.b as usize % 3),
+        15 if some => {
+            a.slice(axis, (step.b % 2) as isize, a.shape()[axis as usize] as isize, 1 + step.b as usize % 3)
+        }
         16 => a.reshape([-1]),
         17 if rank > 0 && a.numel() < 20_000 => Tensor::cat(&[a, a], axis),
         18 if rank == 2 && a.dim(0) < 190 => a.to_dtype(DType::F32).matmul(&a.to_dtype(DType::F32).t()),
@@ -105,7 +114,12 @@ fn same(a: &Data, b: &Data) -> bool {
     };
     let size = a.meta.dtype.size();
     a.meta == b.meta
-        && (a.bytes[..] == b.bytes[..] || a.bytes.chunks(size).zip(b.bytes.chunks(size)).all(|(x, y)| x == y || nan(x) && nan(y)))
+        && (a.bytes[..] == b.bytes[..]
+            || a.bytes.chunks(size).zip(b.bytes.chunks(size)).all(|(x, y)| x == y || nan(x) && nan(y)))
+}
+
+fn start(data: &Data) -> &[u8] {
+    &data.bytes[..data.bytes.len().min(64)]
 }
 
 proptest! {
@@ -119,7 +133,7 @@ proptest! {
         let check = |name: &str, got: Vec<Data>| {
             prop_assert_eq!(want.len(), got.len());
             for (i, (a, b)) in want.iter().zip(&got).enumerate() {
-                prop_assert!(same(a, b), "{}: value {} of {} differs", name, i, a.meta);
+                prop_assert!(same(a, b), "{}: value {} of {} differs: {:x?} {:x?}", name, i, a.meta, start(b), start(a));
             }
             Ok(())
         };

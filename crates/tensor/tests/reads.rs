@@ -113,7 +113,10 @@ fn a_wait_ends_at_its_limit_and_the_work_goes_on() {
 #[test]
 fn reads_are_checked() {
     let x = Tensor::from_vec(vec![1f32, 2.0], [2], &Device::cpu());
-    assert_eq!(x.to_vec::<i32>(), Err(Error::DType { want: kiln_tensor::DType::I32, got: kiln_tensor::DType::F32 }));
+    assert_eq!(
+        x.to_vec::<i32>(),
+        Err(Error::DType { want: kiln_tensor::DType::I32, got: kiln_tensor::DType::F32 })
+    );
     assert_eq!(x.item::<f32>(), Err(Error::NotOne(2)));
     assert_eq!(block_on(x.item_async::<f32>()), Err(Error::NotOne(2)));
     assert_eq!(Tensor::zeros([0], &Device::cpu()).item::<f32>(), Err(Error::NotOne(0)));

@@ -14,7 +14,8 @@ fn file(name: &str) -> PathBuf {
 fn train(device: &Device) -> Vec<f32> {
     let x = Tensor::from_vec((0..12).map(|i| (i % 5) as f32 - 2.0).collect(), [4, 3], device);
     let y = Tensor::from_vec(vec![0.5f32, -1.0, 2.0, 0.0], [4, 1], device);
-    let mut w = device.persistent(|| Tensor::from_vec(vec![0.1f32, -0.2, 0.3], [3, 1], device)).requires_grad();
+    let mut w =
+        device.persistent(|| Tensor::from_vec(vec![0.1f32, -0.2, 0.3], [3, 1], device)).requires_grad();
     let mut losses = Vec::new();
     for _ in 0..3 {
         let loss = (x.matmul(&w).tanh() - &y).square().mean(());
@@ -61,12 +62,12 @@ fn a_damaged_recording_is_an_error_at_every_byte() {
         Err(Error::Recording { .. } | Error::File { .. }) => {}
         other => panic!("{what} at {at} of {}: {other:?}", whole.len()),
     };
-    for at in 0..whole.len() {
+    for (at, &byte) in whole.iter().enumerate() {
         for flip in [1u8 << (at % 8), 0xff] {
-            put(&mut open, at, whole[at] ^ flip);
+            put(&mut open, at, byte ^ flip);
             refused("flipped", at);
         }
-        put(&mut open, at, whole[at]);
+        put(&mut open, at, byte);
     }
     for length in (0..whole.len()).rev() {
         open.set_len(length as u64).unwrap();
@@ -153,7 +154,10 @@ fn a_profile_counts_operations_and_bytes_and_writes_a_trace() {
     let events = trace["traceEvents"].as_array().unwrap();
     assert_eq!(events.len(), 5);
     for event in events {
-        assert!(event["ph"] == "X" && event["ts"].is_number() && event["dur"].as_f64().unwrap() >= 0.0, "{event}");
+        assert!(
+            event["ph"] == "X" && event["ts"].is_number() && event["dur"].as_f64().unwrap() >= 0.0,
+            "{event}"
+        );
     }
     let exp = events.iter().find(|e| e["name"] == "exp").unwrap();
     assert_eq!(exp["args"]["bytes"], 32);

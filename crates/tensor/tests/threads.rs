@@ -94,7 +94,8 @@ fn eight_threads_share_tensors_and_give_the_bits_of_one() {
                         next.lock().unwrap()[thread] = made;
                         barrier.wait();
                         if thread == 0 {
-                            let made: Vec<Tensor> = next.lock().unwrap().iter_mut().flat_map(std::mem::take).collect();
+                            let made: Vec<Tensor> =
+                                next.lock().unwrap().iter_mut().flat_map(std::mem::take).collect();
                             *pool.lock().unwrap() = made;
                         }
                         barrier.wait();
@@ -120,7 +121,9 @@ fn values_of_ended_threads_live_and_end_with_their_holders() {
     let tensors: Vec<Tensor> = (0..20)
         .map(|i| {
             let device = device.clone();
-            std::thread::spawn(move || Tensor::full([3], i, kiln_tensor::DType::F32, &device).exp() * 1.0).join().unwrap()
+            std::thread::spawn(move || Tensor::full([3], i, kiln_tensor::DType::F32, &device).exp() * 1.0)
+                .join()
+                .unwrap()
         })
         .collect();
     let sum = tensors.iter().skip(1).fold(tensors[0].clone(), |sum, t| sum + t);

@@ -77,8 +77,7 @@ mod tests {
         let device = Device::cpu();
         let x = Tensor::randn([100], &device);
         let mut calls = 0;
-        let y = x.clone();
-        let mut work = Work::moving(&[&x], move || vec![&y + 1.0, y.sum(())]);
+        let mut work = Work::moving([x.clone()], |[x]| vec![x + 1.0, x.sum(())]);
         let times = measure(&device, &mut work, 0.0).unwrap();
         assert_eq!((times.calls, times.bytes), (LEAST, Some(400 + 400 + 4)));
         assert!(times.min <= times.median && times.min > 0.0);

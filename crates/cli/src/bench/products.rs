@@ -48,7 +48,7 @@ fn attention(s: &Setup) -> Work {
         Machine::Cuda => (s.n(4), 16, 4096, DType::BF16),
     };
     let qkv = [(); 3].map(|()| s.randn_as([batch, s.n(heads), s.n(length), s.n(64)], dtype));
-    Work::new(forward_backward(s, qkv, |[q, k, v]| q.scaled_dot_product_attention(k, v, None, true, None)))
+    forward_backward(s, qkv, |[q, k, v]| q.scaled_dot_product_attention(k, v, None, true, None)).computing()
 }
 
 /// relu of a 3 by 3 convolution from 64 channels to 64, x[8, 64, 56, 56]
@@ -56,7 +56,7 @@ fn residual_block(s: &Setup) -> Work {
     let channels = s.n(64);
     let (x, w) = (s.randn([s.n(8), channels, 56, 56]), s.randn([channels, channels, 3, 3]));
     let options = ConvOptions::default().padding(1);
-    Work::new(forward_backward(s, [x, w], move |[x, w]| x.conv2d(w, None, options).relu()))
+    forward_backward(s, [x, w], move |[x, w]| x.conv2d(w, None, options).relu()).computing()
 }
 
 /// A 3 by 3 convolution of each of 128 channels apart, x[8, 128, 28, 28]
@@ -64,5 +64,5 @@ fn depthwise(s: &Setup) -> Work {
     let channels = s.n(128);
     let (x, w) = (s.randn([s.n(8), channels, 28, 28]), s.randn([channels, 1, 3, 3]));
     let options = ConvOptions::default().padding(1).groups(channels);
-    Work::new(forward_backward(s, [x, w], move |[x, w]| x.conv2d(w, None, options)))
+    forward_backward(s, [x, w], move |[x, w]| x.conv2d(w, None, options)).computing()
 }

@@ -18,44 +18,35 @@ const EPS: f64 = 1e-5;
 
 /// (x * x) summed, x[4096, 4096]
 fn sum_of_squares(s: &Setup, axis: usize) -> Work {
-    let x = square(s);
-    Work::moving(&[&x.clone()], move || vec![(&x * &x).sum(axis)])
+    Work::moving([square(s)], move |[x]| vec![(x * x).sum(axis)])
 }
 
 /// softmax of each row, x[4096, 4096]
 fn softmax(s: &Setup) -> Work {
-    let x = square(s);
-    Work::moving(&[&x.clone()], move || vec![x.softmax(1)])
+    Work::moving([square(s)], |[x]| vec![x.softmax(1)])
 }
 
 fn softmax_backward(s: &Setup) -> Work {
-    let x = square(s);
-    Work::moving(&[&x.clone(), &x.clone()], forward_backward(s, [x], |[x]| x.softmax(1)))
+    forward_backward(s, [square(s)], |[x]| x.softmax(1))
 }
 
 /// layer norm of each row, x[8192, 1024] with weight and bias
 fn layer_norm(s: &Setup) -> Work {
-    let [x, w, b] = norm_inputs(s);
-    Work::moving(&[&x.clone(), &w.clone(), &b.clone()], move || {
-        vec![x.layer_norm(1, Some(&w), Some(&b), EPS)]
-    })
+    Work::moving(norm_inputs(s), |[x, w, b]| vec![x.layer_norm(1, Some(w), Some(b), EPS)])
 }
 
 fn layer_norm_backward(s: &Setup) -> Work {
-    let [x, w, b] = norm_inputs(s);
-    let inputs = [x.clone(), x.clone(), w.clone(), b.clone()];
-    let call = forward_backward(s, [x, w, b], |[x, w, b]| x.layer_norm(1, Some(w), Some(b), EPS));
-    Work::moving(&inputs.each_ref(), call)
+    forward_backward(s, norm_inputs(s), |[x, w, b]| x.layer_norm(1, Some(w), Some(b), EPS))
 }
 
 /// mean cross entropy of x[2048, 8192], backward
 fn cross_entropy(s: &Setup) -> Work {
     let (rows, classes) = (s.n(2048), s.n(8192));
     let (x, y) = (s.randn([rows, classes]).requires_grad(), s.classes(classes, [rows]));
-    Work::moving(&[&x.clone(), &y.clone()], move || {
-        let loss = x.cross_entropy(&y);
+    Work::moving([x, y], |[x, y]| {
+        let loss = x.cross_entropy(y);
         let gradients = loss.backward();
-        [loss.detach()].into_iter().chain(gradients.get(&x).cloned()).collect()
+        [loss.detach()].into_iter().chain(gradients.get(x).cloned()).collect()
     })
 }
 

@@ -66,7 +66,7 @@ pub fn cases(class: Class) -> Vec<Case> {
         Class::Select => lines(SELECT),
         Class::Cast => cast(),
         Class::Move => lines(MOVE),
-        Class::Reduce => lines(REDUCE),
+        Class::Reduce => reduce(),
         Class::Scan => lines(SCAN),
         Class::Dot => lines(DOT),
         Class::Conv => lines(CONV),
@@ -120,8 +120,11 @@ fn random() -> Vec<Case> {
     let mut out = Vec::new();
     for kind in [RandomKind::Bits, RandomKind::Uniform, RandomKind::Normal] {
         for dtype in plain() {
-            for (shape, key, offset) in
-                shapes().into_iter().zip(0u64..).map(|(s, i)| (s, i * 77, i)).chain([([1025].into(), u64::MAX, u64::MAX)])
+            for (shape, key, offset) in shapes()
+                .into_iter()
+                .zip(0u64..)
+                .map(|(s, i)| (s, i * 77, i))
+                .chain([([1025].into(), u64::MAX, u64::MAX)])
             {
                 let op = Op::Random { kind, shape, dtype, key, offset };
                 if infer(&op, &[]).is_ok() {
@@ -144,7 +147,11 @@ fn unary() -> Vec<Case> {
             }
             out.push(dense(op.clone(), vec![edge_row(dtype, Fill::Any)]));
             for shape in shapes() {
-                out.push(Case { op: op.clone(), ins: vec![value(Meta { dtype, shape }, Fill::Any, 1)], strided: shape.len() == 3 });
+                out.push(Case {
+                    op: op.clone(),
+                    ins: vec![value(Meta { dtype, shape }, Fill::Any, 1)],
+                    strided: shape.len() == 3,
+                });
             }
         }
         // Around a tile, and around what one thread takes.
@@ -178,8 +185,16 @@ fn binary() -> Vec<Case> {
             let n = a.shape[0];
             push(Value { shape: [n, 1].into(), ..a }, Value { shape: [1, n].into(), ..b }, false);
             let pairs: [(&[usize], &[usize]); 10] = [
-                (&[], &[]), (&[0], &[0]), (&[0, 3], &[1]), (&[1], &[5]), (&[5], &[]), (&[2, 3, 5], &[2, 3, 5]),
-                (&[3, 1], &[4, 1, 5]), (&[2, 3, 5], &[5]), (&[2, 3, 1], &[1, 5]), (&[17], &[17]),
+                (&[], &[]),
+                (&[0], &[0]),
+                (&[0, 3], &[1]),
+                (&[1], &[5]),
+                (&[5], &[]),
+                (&[2, 3, 5], &[2, 3, 5]),
+                (&[3, 1], &[4, 1, 5]),
+                (&[2, 3, 5], &[5]),
+                (&[2, 3, 1], &[1, 5]),
+                (&[17], &[17]),
             ];
             for (a, b) in pairs {
                 push(value(meta(a), Fill::Any, 3), value(meta(b), right, 4), a.len() * b.len() > 1);
@@ -206,7 +221,9 @@ fn cast() -> Vec<Case> {
             if !from.is_quantised() && !to.is_quantised() {
                 push(edge_row(from, Fill::Any), false);
             }
-            for shape in [Shape::from([]), [0].into(), [7].into(), [2, 3, 5].into(), [2, 64].into(), [3, 0, 32].into()] {
+            for shape in
+                [Shape::from([]), [0].into(), [7].into(), [2, 3, 5].into(), [2, 64].into(), [3, 0, 32].into()]
+            {
                 let meta = Meta { dtype: from, shape };
                 // What packing does with infinities is the packer's affair.
                 let fill = if to.is_quantised() { Fill::Tame } else { Fill::Any };
@@ -214,6 +231,27 @@ fn cast() -> Vec<Case> {
                     push(value(meta, fill, 7), true);
                 }
             }
+        }
+    }
+    out
+}
+
+fn reduce() -> Vec<Case> {
+    let mut out = lines(REDUCE);
+    // Extremes among zeros of both signs: which one it is must not depend on where they stand.
+    let zeros = |n: usize, shift: usize| {
+        (0..n).map(|i| if (i / 3 + shift).is_multiple_of(2) { 0f32 } else { -0.0 }).collect::<Vec<_>>()
+    };
+    for (name, axes) in
+        ["max", "min", "sum", "argmax", "argmin"].into_iter().flat_map(|n| ["[0]", "[1]"].map(|a| (n, a)))
+    {
+        let op = parse_op(&format!("{name} axes={axes} keep=false")).expect("an operation");
+        for (rows, shift) in [(2, 0), (2, 1), (40, 0), (40, 1)] {
+            out.push(Case {
+                op: op.clone(),
+                ins: vec![Value::new([rows, 33], zeros(rows * 33, shift))],
+                strided: true,
+            });
         }
     }
     out
@@ -236,7 +274,8 @@ fn lines(lines: &[&str]) -> Vec<Case> {
                 continue;
             }
             for fill in [Fill::Tame, Fill::Any] {
-                let operand = |(i, meta): (usize, &Meta)| value(*meta, fill_of(&op, i, &metas, fill), 10 + i as u64);
+                let operand =
+                    |(i, meta): (usize, &Meta)| value(*meta, fill_of(&op, i, &metas, fill), 10 + i as u64);
                 let ins = metas.iter().enumerate().map(operand).collect();
                 out.push(Case { op: op.clone(), ins, strided: fill == Fill::Tame });
             }
@@ -248,7 +287,9 @@ fn lines(lines: &[&str]) -> Vec<Case> {
 /// Indices stay in range; everything else is filled as asked.
 fn fill_of(op: &Op, i: usize, metas: &[Meta], fill: Fill) -> Fill {
     match op {
-        Op::Gather { axis, .. } | Op::Scatter { axis, .. } if i == 1 => Fill::Index(metas[0].shape[*axis as usize]),
+        Op::Gather { axis, .. } | Op::Scatter { axis, .. } if i == 1 => {
+            Fill::Index(metas[0].shape[*axis as usize])
+        }
         _ => fill,
     }
 }
@@ -482,12 +523,21 @@ impl custom::CustomOp for Axpy {
 
     fn infer(&self, _: &[u8], ins: &[Meta]) -> Result<SmallVec<[Meta; 2]>, OpError> {
         match ins {
-            [a, b] if a == b && a.dtype == DType::I32 => Ok(smallvec::smallvec![*a, Meta::new(DType::I64, [])]),
-            _ => Err(OpError::Custom { op: AXPY.into(), message: "takes two i32 tensors of one shape".into() }),
+            [a, b] if a == b && a.dtype == DType::I32 => {
+                Ok(smallvec::smallvec![*a, Meta::new(DType::I64, [])])
+            }
+            _ => {
+                Err(OpError::Custom { op: AXPY.into(), message: "takes two i32 tensors of one shape".into() })
+            }
         }
     }
 
-    fn eval(&self, attrs: &[u8], ins: &[(Meta, &[u8])], outs: &mut [(Meta, &mut [u8])]) -> Result<(), String> {
+    fn eval(
+        &self,
+        attrs: &[u8],
+        ins: &[(Meta, &[u8])],
+        outs: &mut [(Meta, &mut [u8])],
+    ) -> Result<(), String> {
         let factor = *attrs.first().ok_or("the factor is missing")? as i32;
         let numbers = |bytes: &[u8]| -> Vec<i32> {
             bytes.chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()

@@ -22,10 +22,26 @@ fn failing() -> Vec<(Op, Vec<Value>, Error)> {
     let index = |op: &str, index, length| Error::Index { op: op.into(), index, length };
     let divide = |op: &str, error| Error::Divide { op: op.into(), error };
     let mut out = vec![
-        (Op::Gather { kind: GatherKind::Each, axis: 0 }, vec![x(), at([1, 2], vec![0, 3])], index("gather", 3, 3)),
-        (Op::Gather { kind: GatherKind::Each, axis: 1 }, vec![x(), at([1, 2], vec![-1, 0])], index("gather", -1, 2)),
-        (Op::Gather { kind: GatherKind::Take, axis: 0 }, vec![x(), Value::new([2], vec![2u8, 255])], index("take", 255, 3)),
-        (Op::Gather { kind: GatherKind::Take, axis: 0 }, vec![x(), Value::new([1], vec![u64::MAX])], index("take", i64::MAX, 3)),
+        (
+            Op::Gather { kind: GatherKind::Each, axis: 0 },
+            vec![x(), at([1, 2], vec![0, 3])],
+            index("gather", 3, 3),
+        ),
+        (
+            Op::Gather { kind: GatherKind::Each, axis: 1 },
+            vec![x(), at([1, 2], vec![-1, 0])],
+            index("gather", -1, 2),
+        ),
+        (
+            Op::Gather { kind: GatherKind::Take, axis: 0 },
+            vec![x(), Value::new([2], vec![2u8, 255])],
+            index("take", 255, 3),
+        ),
+        (
+            Op::Gather { kind: GatherKind::Take, axis: 0 },
+            vec![x(), Value::new([1], vec![u64::MAX])],
+            index("take", i64::MAX, 3),
+        ),
         (
             Op::Scatter { kind: ScatterKind::Each, axis: 0 },
             vec![x(), at([1, 2], vec![1, 7]), Value::new([1, 2], vec![0f32; 2])],
@@ -41,26 +57,36 @@ fn failing() -> Vec<(Op, Vec<Value>, Error)> {
             vec![x(), Value::new([1], vec![2i32]), Value::new([3, 1], vec![0f32; 3])],
             index("take_add", 2, 2),
         ),
-        (Op::Binary(Binary::Add), vec![x(), Value::new([3], vec![0f32; 3])], Error::Op(OpError::ShapeMismatch {
-            op: "add".into(),
-            lhs: [3, 2].into(),
-            rhs: [3].into(),
-        })),
+        (
+            Op::Binary(Binary::Add),
+            vec![x(), Value::new([3], vec![0f32; 3])],
+            Error::Op(OpError::ShapeMismatch { op: "add".into(), lhs: [3, 2].into(), rhs: [3].into() }),
+        ),
     ];
     for op in Binary::ALL.iter().copied().filter(|op| op.divides()) {
         let (name, op) = (op.name(), Op::Binary(op));
         let zero = divide(name, DivideError::ByZero);
-        out.push((op.clone(), vec![Value::new([3], vec![1i32, 2, 3]), Value::new([3], vec![1i32, 0, 1])], zero.clone()));
+        out.push((
+            op.clone(),
+            vec![Value::new([3], vec![1i32, 2, 3]), Value::new([3], vec![1i32, 0, 1])],
+            zero.clone(),
+        ));
         out.push((op.clone(), vec![Value::new([2], vec![7u8, 8]), Value::new([], vec![0u8])], zero.clone()));
         // The first failing element is told, wherever work is cut.
         let n = 70_000;
-        let last = |x: i64, y: i64| Value::new([n], (0..n).map(|i| if i == n - 1 { y } else { x }).collect::<Vec<_>>());
+        let last = |x: i64, y: i64| {
+            Value::new([n], (0..n).map(|i| if i == n - 1 { y } else { x }).collect::<Vec<_>>())
+        };
         out.push((op.clone(), vec![last(1, i64::MIN), last(2, 0)], zero));
         if op != Op::Binary(Binary::FloorDivide) {
             continue;
         }
         let overflow = divide(name, DivideError::Overflow);
-        out.push((op.clone(), vec![Value::new([2], vec![i8::MIN, 1]), Value::new([2], vec![-1i8, 0])], overflow.clone()));
+        out.push((
+            op.clone(),
+            vec![Value::new([2], vec![i8::MIN, 1]), Value::new([2], vec![-1i8, 0])],
+            overflow.clone(),
+        ));
         out.push((op, vec![Value::new([1], vec![i64::MIN]), Value::new([1], vec![-1i64])], overflow));
     }
     let call = |message: &str| Error::Custom { op: super::cases::AXPY.into(), message: message.into() };
@@ -116,16 +142,28 @@ fn absent(suite: &mut Suite<'_>) {
     let neg = |from: Id, to: Id| Item::Run(Node::new(Op::Unary(Unary::Neg), &[from], &[to]));
     let unread = suite.read(never).map(|v| v.meta());
     if unread != Err(Error::UnknownValue(never)) {
-        suite.found("a name that never was", Problem::Failure { of: "reading it".into(), want: Error::UnknownValue(never), got: unread });
+        suite.found(
+            "a name that never was",
+            Problem::Failure { of: "reading it".into(), want: Error::UnknownValue(never), got: unread },
+        );
     }
-    suite.submit(vec![Item::Free(never), neg(never, outs[0]), neg(x, outs[1]), Item::Free(x), neg(x, outs[2])]);
+    suite.submit(vec![
+        Item::Free(never),
+        neg(never, outs[0]),
+        neg(x, outs[1]),
+        Item::Free(x),
+        neg(x, outs[2]),
+    ]);
     poisoned(suite, "a name that never was", "neg", outs[0], &Error::UnknownValue(never));
     poisoned(suite, "a use after free", "neg", outs[2], &Error::UnknownValue(x));
     let want = Value::new([2], vec![-1f32, -2.0]);
     suite.compare(&|| "a use before free".into(), "its result", &Op::Unary(Unary::Neg), outs[1], &want);
     let unread = suite.read(x).map(|v| v.meta());
     if unread != Err(Error::UnknownValue(x)) {
-        suite.found("a freed value", Problem::Failure { of: "reading it".into(), want: Error::UnknownValue(x), got: unread });
+        suite.found(
+            "a freed value",
+            Problem::Failure { of: "reading it".into(), want: Error::UnknownValue(x), got: unread },
+        );
     }
     suite.free(outs);
     suite.settles("absent names", start);
@@ -133,7 +171,8 @@ fn absent(suite: &mut Suite<'_>) {
 
 fn poisoned(suite: &mut Suite<'_>, case: &str, op: &str, id: Id, cause: &Error) {
     let got = suite.read(id).map(|v| v.meta());
-    let right = matches!(&got, Err(Error::Failed { op: name, .. }) if name == op) && got.as_ref().is_err_and(|e| e.root() == cause);
+    let right = matches!(&got, Err(Error::Failed { op: name, .. }) if name == op)
+        && got.as_ref().is_err_and(|e| e.root() == cause);
     if !right {
         suite.found(case, Problem::Failure { of: id.to_string(), want: cause.clone(), got });
     }

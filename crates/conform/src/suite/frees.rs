@@ -92,7 +92,10 @@ fn program(suite: &mut Suite<'_>, name: &str, text: &str) {
 fn gone(suite: &mut Suite<'_>, name: &str, id: Id) {
     let got = suite.read(id).map(|v| v.meta());
     if got != Err(Error::UnknownValue(id)) {
-        suite.found(name, Problem::Failure { of: format!("reading the freed {id}"), want: Error::UnknownValue(id), got });
+        suite.found(
+            name,
+            Problem::Failure { of: format!("reading the freed {id}"), want: Error::UnknownValue(id), got },
+        );
     }
 }
 
@@ -114,7 +117,15 @@ fn held_reads(suite: &mut Suite<'_>) {
             suite.compare_all(name, &HashMap::from([(last, x.clone())]));
             let held = Value::from_bytes(data.meta, &data.bytes);
             if held != x {
-                suite.found(name, Problem::Value { of: "the read".into(), element: 0, want: format!("{x:?}"), got: format!("{held:?}") });
+                suite.found(
+                    name,
+                    Problem::Value {
+                        of: "the read".into(),
+                        element: 0,
+                        want: format!("{x:?}"),
+                        got: format!("{held:?}"),
+                    },
+                );
             }
         }
     }
@@ -156,7 +167,9 @@ fn ended_reads(suite: &mut Suite<'_>) {
     suite.free([id]);
     match read.wait() {
         Ok(data) if Value::from_bytes(data.meta, &data.bytes) == x => {}
-        Ok(data) => suite.found(name, Problem::Meta { of: "the read".into(), want: x.meta(), got: data.meta }),
+        Ok(data) => {
+            suite.found(name, Problem::Meta { of: "the read".into(), want: x.meta(), got: data.meta })
+        }
         Err(error) => suite.found(name, Problem::Failed { of: "the read".into(), error }),
     }
     gone(suite, name, id);

@@ -17,7 +17,8 @@ enum Layout {
     Expanded,
 }
 
-const LAYOUTS: [Layout; 5] = [Layout::Dense, Layout::Permuted, Layout::Sliced, Layout::Flipped, Layout::Expanded];
+const LAYOUTS: [Layout; 5] =
+    [Layout::Dense, Layout::Permuted, Layout::Sliced, Layout::Flipped, Layout::Expanded];
 
 impl Layout {
     /// What is uploaded, and the move that makes the operand of it. An expanded operand is the given one's first slice
@@ -27,12 +28,15 @@ impl Layout {
         if x.data.dtype().is_quantised() {
             return None;
         }
-        let moved = |op: Move, ins: &[&Value]| reference::eval(&Op::Move(op), ins).ok().map(|mut v| v.swap_remove(0));
+        let moved =
+            |op: Move, ins: &[&Value]| reference::eval(&Op::Move(op), ins).ok().map(|mut v| v.swap_remove(0));
         match self {
             Layout::Dense => None,
             Layout::Permuted => {
                 let order = Dims::collect((0..rank as u8).rev());
-                (rank > 1).then(|| moved(Move::Permute(order), &[x]).map(|base| (base, Op::Move(Move::Permute(order)))))?
+                (rank > 1).then(|| {
+                    moved(Move::Permute(order), &[x]).map(|base| (base, Op::Move(Move::Permute(order))))
+                })?
             }
             Layout::Sliced => {
                 let axis = rank.checked_sub(1)?;
@@ -71,7 +75,12 @@ impl Suite<'_> {
     }
 
     pub fn submit(&self, items: Vec<Item>) {
-        self.device.submit(Batch { items, origins: Vec::new(), place: Place::Reuse, urgency: Urgency::Awaited });
+        self.device.submit(Batch {
+            items,
+            origins: Vec::new(),
+            place: Place::Reuse,
+            urgency: Urgency::Awaited,
+        });
     }
 
     pub fn free(&self, ids: impl IntoIterator<Item = Id>) {
@@ -139,7 +148,13 @@ impl Suite<'_> {
         }
         if late {
             for (i, (id, want)) in names.iter().zip(&ins).enumerate() {
-                self.compare(&name, &format!("operand {i}"), &Op::Move(Move::Flip(AxisSet::default())), *id, want);
+                self.compare(
+                    &name,
+                    &format!("operand {i}"),
+                    &Op::Move(Move::Flip(AxisSet::default())),
+                    *id,
+                    want,
+                );
             }
             self.free(bases.into_iter().chain(names));
         }
@@ -148,14 +163,18 @@ impl Suite<'_> {
 
     /// Reads a value and reports where it is not `want`, as `op` may differ.
     pub fn compare(&mut self, case: &dyn Fn() -> String, of: &str, op: &Op, id: Id, want: &Value) {
-        let problem = match self.read(id) {
-            Err(error) => Some(Problem::Failed { of: of.into(), error }),
-            Ok(got) if got.meta() != want.meta() => Some(Problem::Meta { of: of.into(), want: want.meta(), got: got.meta() }),
-            Ok(got) => {
-                let allowed = (self.options.ulps)(op, want.data.dtype());
-                difference(want, &got, allowed, !moves_only(op)).map(|(element, want, got)| Problem::Value { of: of.into(), element, want, got })
-            }
-        };
+        let problem =
+            match self.read(id) {
+                Err(error) => Some(Problem::Failed { of: of.into(), error }),
+                Ok(got) if got.meta() != want.meta() => {
+                    Some(Problem::Meta { of: of.into(), want: want.meta(), got: got.meta() })
+                }
+                Ok(got) => {
+                    let allowed = (self.options.ulps)(op, want.data.dtype());
+                    difference(want, &got, allowed, !moves_only(op))
+                        .map(|(element, want, got)| Problem::Value { of: of.into(), element, want, got })
+                }
+            };
         if let Some(problem) = problem {
             self.found(&case(), problem);
         }
@@ -164,7 +183,13 @@ impl Suite<'_> {
     /// Values of names, for scenarios that keep a table of what should be there.
     pub fn compare_all(&mut self, case: &str, wants: &HashMap<Id, Value>) {
         for (id, want) in wants {
-            self.compare(&|| case.to_string(), &id.to_string(), &Op::Move(Move::Flip(AxisSet::default())), *id, want);
+            self.compare(
+                &|| case.to_string(),
+                &id.to_string(),
+                &Op::Move(Move::Flip(AxisSet::default())),
+                *id,
+                want,
+            );
         }
     }
 }
@@ -215,7 +240,9 @@ fn difference(want: &Value, got: &Value, allowed: u64, any_nan: bool) -> Option<
             (false, false) => place(x).abs_diff(place(y)) > allowed,
         }
     };
-    let show = |bits: u64| if dtype.is_quantised() { format!("{bits:#x}") } else { Scalar::from_bits(dtype, bits).to_string() };
+    let show = |bits: u64| {
+        if dtype.is_quantised() { format!("{bits:#x}") } else { Scalar::from_bits(dtype, bits).to_string() }
+    };
     let words = a.chunks(size).map(word).zip(b.chunks(size).map(word)).enumerate();
     words.into_iter().find(|&(_, (a, b))| differs(a, b)).map(|(i, (a, b))| (i, show(a), show(b)))
 }

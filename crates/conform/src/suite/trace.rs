@@ -61,7 +61,8 @@ impl Suite<'_> {
         if !nodes.iter().all(|node| self.device.supports(&node.op, &metas(&node.ins))) {
             return;
         }
-        let exact = nodes.iter().all(|n| (self.options.ulps)(&n.op, values[n.outs[0].0 as usize].data.dtype()) == 0);
+        let exact =
+            nodes.iter().all(|n| (self.options.ulps)(&n.op, values[n.outs[0].0 as usize].data.dtype()) == 0);
         if !exact {
             // A difference that is allowed in one node may grow in the next: each starts from the interpreter's values.
             for node in nodes.iter() {
@@ -86,7 +87,11 @@ impl Suite<'_> {
         for (at, node) in nodes.iter().enumerate() {
             let name = |ids: &[Id]| ids.iter().map(|id| names[id]).collect::<Vec<_>>();
             items.push(Item::Run(Node::new(node.op.clone(), &name(&node.ins), &name(&node.outs))));
-            let ended = node.ins.iter().chain(&node.outs).filter(|id| last.get(id).is_none_or(|&l| l == at) && !kept(id));
+            let ended = node
+                .ins
+                .iter()
+                .chain(&node.outs)
+                .filter(|id| last.get(id).is_none_or(|&l| l == at) && !kept(id));
             let mut ended: Vec<Id> = ended.copied().collect();
             ended.sort();
             ended.dedup();
@@ -100,7 +105,9 @@ impl Suite<'_> {
         for &key in keys {
             let op = nodes.iter().find(|n| n.outs.contains(&Id(key as u64))).map(|n| &n.op);
             match (names.get(&Id(key as u64)), op) {
-                (Some(&id), Some(op)) => self.compare(&|| name.to_string(), "its result", op, id, &values[key as usize]),
+                (Some(&id), Some(op)) => {
+                    self.compare(&|| name.to_string(), "its result", op, id, &values[key as usize])
+                }
                 (Some(_), None) => {}
                 (None, _) => self.found(name, Problem::NoCase),
             }

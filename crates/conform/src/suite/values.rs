@@ -35,10 +35,11 @@ pub fn value(meta: Meta, fill: Fill, seed: u64) -> Value {
             let scalar = match fill {
                 Fill::Index(bound) => Scalar::from_i64(meta.dtype, (bits % bound.max(1) as u64) as i64),
                 Fill::Tame => tame(meta.dtype, bits),
-                Fill::Any if i < edges.len() as u64 || bits % 7 == 0 => edge,
+                Fill::Any if i < edges.len() as u64 || bits.is_multiple_of(7) => edge,
                 Fill::Any => tame(meta.dtype, bits),
                 Fill::Divisor | Fill::Denominator => {
-                    let x = if i < edges.len() as u64 || bits % 7 == 0 { edge } else { tame(meta.dtype, bits) };
+                    let x =
+                        if i < edges.len() as u64 || bits.is_multiple_of(7) { edge } else { tame(meta.dtype, bits) };
                     let refused = match x.to_i64() {
                         0 => true,
                         -1 => fill == Fill::Denominator,
@@ -70,7 +71,10 @@ fn edges(dtype: DType) -> Vec<Scalar> {
                 _ => 23,
             };
             let infinity = Scalar::from_f64(dtype, f64::INFINITY).bits();
-            let numbers = [0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 20.5, 1e-3, -1e-3, 88.8, -104.0, 1e4, -1e4];
+            let numbers = [
+                0.0, 1.0, -1.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 20.5, 1e-3, -1e-3, 88.8, -104.0, 1e4,
+                -1e4,
+            ];
             let shapes = [
                 1 << top,
                 infinity,
@@ -84,15 +88,25 @@ fn edges(dtype: DType) -> Vec<Scalar> {
                 infinity - 1,
                 (infinity - 1) | 1 << top,
             ];
-            numbers.into_iter().map(|x| Scalar::from_f64(dtype, x)).chain(shapes.into_iter().map(bits)).collect()
+            numbers
+                .into_iter()
+                .map(|x| Scalar::from_f64(dtype, x))
+                .chain(shapes.into_iter().map(bits))
+                .collect()
         }
         Kind::Signed => {
             let most = (1u64 << top) - 1;
             let numbers = [0, 1, -1, 2, -2, 3, -3, 7, 31, 100, -100];
             let ends = [most, most - 1, most + 1, most + 2];
-            numbers.into_iter().map(|x| Scalar::from_i64(dtype, x)).chain(ends.into_iter().map(bits)).collect()
+            numbers
+                .into_iter()
+                .map(|x| Scalar::from_i64(dtype, x))
+                .chain(ends.into_iter().map(bits))
+                .collect()
         }
-        Kind::Unsigned => [0, 1, 2, 3, 7, 31, 100, u64::MAX, u64::MAX - 1, 1 << top, (1 << top) - 1].map(bits).to_vec(),
+        Kind::Unsigned => {
+            [0, 1, 2, 3, 7, 31, 100, u64::MAX, u64::MAX - 1, 1 << top, (1 << top) - 1].map(bits).to_vec()
+        }
         Kind::Bool => [0, 1, 1, 0].map(bits).to_vec(),
     }
 }

@@ -5,7 +5,7 @@ use super::number::Number;
 use super::order::{fold, order};
 use super::view::View;
 use kiln_ir::math::{Float, Num};
-use kiln_ir::{AxisSet, ReduceKind, Shape};
+use kiln_ir::{AxisSet, DType, ReduceKind, Shape};
 
 /// The elements of a reduction.
 pub fn reduce(kind: ReduceKind, axes: AxisSet, x: &Value) -> Array {
@@ -14,10 +14,15 @@ pub fn reduce(kind: ReduceKind, axes: AxisSet, x: &Value) -> Array {
         ReduceKind::Sum => with_numbers!(&x.data, x => sum(&rows, x).into()),
         ReduceKind::Mean => with_floats!(&x.data, x => mean(&rows, x).into()),
         ReduceKind::Prod => with_numbers!(&x.data, x => prod(&rows, x).into()),
-        ReduceKind::Max => with_plain!(&x.data, x => rows.map(x, largest).into()),
-        ReduceKind::Min => with_plain!(&x.data, x => rows.map(x, smallest).into()),
-        ReduceKind::Any => rows.map(x.data.typed(), |row: &[bool]| row.contains(&true)).into(),
-        ReduceKind::All => rows.map(x.data.typed(), |row: &[bool]| !row.contains(&false)).into(),
+        ReduceKind::Max | ReduceKind::Any if x.data.dtype() == DType::Bool => {
+            rows.map(x.data.typed(), |row: &[bool]| row.contains(&true)).into()
+        }
+        ReduceKind::Min | ReduceKind::All if x.data.dtype() == DType::Bool => {
+            rows.map(x.data.typed(), |row: &[bool]| !row.contains(&false)).into()
+        }
+        ReduceKind::Max => with_numbers!(&x.data, x => rows.map(x, |row| extreme(row, Num::maximum)).into()),
+        ReduceKind::Min => with_numbers!(&x.data, x => rows.map(x, |row| extreme(row, Num::minimum)).into()),
+        ReduceKind::Any | ReduceKind::All => unreachable!("infer lets only bool come here"),
         ReduceKind::ArgMax => with_plain!(&x.data, x => rows.map(x, first_largest).into()),
         ReduceKind::ArgMin => with_plain!(&x.data, x => rows.map(x, first_smallest).into()),
     }
@@ -69,14 +74,10 @@ fn prod<T: Number>(rows: &Rows, x: &[T]) -> Vec<T> {
     rows.map(x, |row| T::narrow(fold(row, order, T::Wide::ONE, T::widen, Num::mul)))
 }
 
-/// The first NaN, else the first of the largest; infer keeps empty rows away.
-fn largest<T: Element>(row: &[T]) -> T {
-    row[first_largest(row) as usize]
-}
-
-/// The first NaN, else the first of the smallest; infer keeps empty rows away.
-fn smallest<T: Element>(row: &[T]) -> T {
-    row[first_smallest(row) as usize]
+/// The largest or smallest in the sense of the elementwise operation, to which 0 is above -0; the order of elements does
+/// not matter. Infer keeps empty rows away.
+fn extreme<T: Number>(row: &[T], combine: impl Fn(T::Wide, T::Wide) -> T::Wide) -> T {
+    T::narrow(row.iter().fold(row[0].widen(), |best, x| combine(best, x.widen())))
 }
 
 fn first_largest<T: Element>(row: &[T]) -> i64 {

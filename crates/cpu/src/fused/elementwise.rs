@@ -4,20 +4,16 @@
 //! tile, each instruction is one loop of `slices.rs` from tiles to a tile, results go straight to memory. The loops are
 //! those of the unfused device, so the bits are too. Numbers come from the nodes themselves at every run.
 
+use super::kernel::{Base, Call, Load, gather, is_fusible, kernel, replaceable, splat, with_scratch};
 use crate::arena::Arena;
-use crate::convert::{Plain, convert, truth};
 use crate::cpu::Context;
-use crate::elementwise::with_type;
-use crate::slices;
 use crate::tile::{TILE, tiles};
 use crate::view::View;
-use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_fuse::{Fuser, Handles, Optimization, Status, Window};
 use kiln_ir::wire::{Reader, Writer};
-use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Shape, Unary, broadcast};
+use kiln_ir::{Id, Meta, Node, Op, Shape};
 use smallvec::SmallVec;
-use std::cell::RefCell;
 use std::sync::Arc;
 
 /// Collects elementwise nodes that give one shape, and the numbers they use.
@@ -34,15 +30,11 @@ impl Elementwise {
     }
 
     fn takes(&mut self, node: &Node, window: &Window<'_>) -> bool {
-        let out = window.meta(node.outs[0]);
-        let plain = node.ins.iter().all(|&id| !window.meta(id).dtype.is_quantised()) && !out.dtype.is_quantised();
         match &node.op {
-            Op::Full { shape, .. } => {
-                self.shape.is_none_or(|whole| broadcast(shape, &whole) == Some(whole)) && shape.is_empty()
-            }
-            Op::Binary(op) if op.divides() && window.meta(node.ins[0]).dtype.is_int() => false,
-            Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast(_) if plain => {
-                *self.shape.get_or_insert(out.shape) == out.shape
+            Op::Full { shape, .. } => shape.is_empty(),
+            _ if is_fusible(node, |id| window.meta(id).dtype) => {
+                let shape = window.meta(node.outs[0]).shape;
+                *self.shape.get_or_insert(shape) == shape
             }
             _ => false,
         }
@@ -69,21 +61,7 @@ impl Fuser<View> for Elementwise {
     }
 
     fn score(&self, window: &Window<'_>) -> f64 {
-        let mut saved = 4096 * (self.places.len() - 1);
-        let mut read: Vec<Id> = Vec::new();
-        for &at in &self.places {
-            let Some(node) = window.node(at) else { continue };
-            for &id in &node.ins {
-                let made = window.maker(id).is_some_and(|m| self.places.contains(&m));
-                if made || read.contains(&id) {
-                    saved += window.meta(id).bytes();
-                } else {
-                    read.push(id);
-                }
-            }
-            saved += node.outs.iter().filter(|&&id| !window.leaves(id, &self.places)).map(|&id| window.meta(id).bytes()).sum::<usize>();
-        }
-        saved as f64
+        super::saved(window, &self.places)
     }
 
     fn ready(&self) -> bool {
@@ -247,21 +225,11 @@ struct Run<'a> {
     count: usize,
 }
 
-/// An instruction's operation with its types, and where its operands and result are.
+/// An instruction's operation, and where its operands and result are.
 struct Bound {
-    op: Kernel,
-    from: DType,
-    to: DType,
+    call: Call,
     args: SmallVec<[Place; 3]>,
     out: Place,
-}
-
-#[derive(Clone, Copy)]
-enum Kernel {
-    Unary(Unary),
-    Binary(Binary),
-    Select,
-    Cast,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -272,15 +240,6 @@ enum Place {
     Load(usize),
     /// A result in memory.
     Result(usize),
-}
-
-struct Load {
-    view: View,
-    walk: crate::view::Walk,
-    /// Tiles can be read where they are.
-    direct: bool,
-    /// The scratch tile it is copied to otherwise.
-    slot: usize,
 }
 
 impl<'a> Run<'a> {
@@ -359,13 +318,8 @@ impl<'a> Run<'a> {
                 }
                 args.push(place);
             }
-            let op = match &node.op {
-                Op::Unary(op) => Kernel::Unary(*op),
-                Op::Binary(op) => Kernel::Binary(*op),
-                Op::Select => Kernel::Select,
-                Op::Cast(_) => Kernel::Cast,
-                _ => return Err(Error::Unsupported { op: node.op.name().into(), device: "cpu".into() }),
-            };
+            let call = Call::new(node, from, metas[at].dtype)
+                .ok_or_else(|| Error::Unsupported { op: node.op.name().into(), device: "cpu".into() })?;
             let out = if instruction.stored {
                 let meta = Meta { dtype: metas[at].dtype, shape };
                 let old = dying.iter().copied().find(|id| !overwritten.contains(id) && replaceable(cx, handles, *id, meta));
@@ -379,7 +333,7 @@ impl<'a> Run<'a> {
             } else {
                 Place::Slot(instruction.slot as usize)
             };
-            ops.push(Bound { op, from, to: metas[at].dtype, args, out });
+            ops.push(Bound { call, args, out });
         }
         for (id, load) in &mut loads {
             load.direct &= !overwritten.contains(id);
@@ -400,7 +354,7 @@ impl<'a> Run<'a> {
             self.results.iter().map(|(_, v)| Base(v.address())).collect(),
         );
         tiles(self.count, &|from, len| {
-            with_scratch(slots, |scratch| self.tile(scratch, &loads, &results, from, len));
+            with_scratch(slots * TILE, |scratch| self.tile(scratch, &loads, &results, from, len));
         });
     }
 
@@ -431,134 +385,8 @@ impl<'a> Run<'a> {
             // instruction's result shares memory with none of its operands, because scratch tiles are given back only
             // after their last use, operands that are overwritten were copied to scratch above, and results are fresh
             // otherwise. Tiles of different threads are disjoint.
-            unsafe { kernel(op, &args, place(op.out), len) };
+            unsafe { kernel(&op.call, &args, place(op.out), len) };
         }
-    }
-}
-
-/// An address that threads may share: each uses its own tiles behind it.
-struct Base(*mut u8);
-// SAFETY: tiles of different threads are disjoint.
-unsafe impl Sync for Base {}
-// SAFETY: as above.
-unsafe impl Send for Base {}
-
-/// Whether a result may take the place of a value that ends here.
-fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id, out: Meta) -> bool {
-    handles.get(id).is_some_and(|x| {
-        let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
-        fits && Arc::strong_count(&x.buffer) == 1 && cx.place == kiln_device::Place::Reuse
-    })
-}
-
-/// Calls `f` with this thread's scratch of at least `slots` tiles.
-fn with_scratch(slots: usize, f: impl FnOnce(*mut u64)) {
-    thread_local! {
-        static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    }
-    SCRATCH.with_borrow_mut(|scratch| {
-        if scratch.len() < slots * TILE {
-            scratch.resize(slots * TILE, 0);
-        }
-        f(scratch.as_mut_ptr());
-    });
-}
-
-/// Fills a tile with one element.
-fn splat(to: *mut u8, bytes: &[u8], len: usize) {
-    macro_rules! fill {
-        ($($t:ty)*) => {
-            match bytes.len() {
-                $(n if n == size_of::<$t>() => {
-                    let mut raw = [0; size_of::<$t>()];
-                    raw.copy_from_slice(bytes);
-                    // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
-                    unsafe { std::slice::from_raw_parts_mut(to.cast::<$t>(), len) }.fill(<$t>::from_le_bytes(raw));
-                })*
-                other => unreachable!("no element has {other} bytes"),
-            }
-        };
-    }
-    fill!(u8 u16 u32 u64)
-}
-
-/// Brings a tile of an operand into scratch.
-fn gather(load: &Load, base: *mut u8, to: *mut u8, from: usize, len: usize) {
-    with_type!(load.view.dtype, plain T => {
-        // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
-        let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<T>(), len) };
-        load.walk.runs(from, len, |at, offset, count, stride| {
-            let base = base.cast::<T>().wrapping_offset(offset).cast_const();
-            let to = &mut to[at..at + count];
-            match stride {
-                // SAFETY: every offset of a view lies within its buffer, which nobody writes but this thread, later.
-                0 => to.fill(unsafe { *base }),
-                // SAFETY: as above, for `count` neighbours.
-                1 => to.copy_from_slice(unsafe { std::slice::from_raw_parts(base, count) }),
-                _ => to.iter_mut().enumerate().for_each(|(i, x)| {
-                    // SAFETY: as above.
-                    *x = unsafe { *base.wrapping_offset(i as isize * stride) }
-                }),
-            }
-        });
-    })
-}
-
-/// Runs one instruction over a tile.
-///
-/// # Safety
-/// Each address holds `len` aligned elements of its type, and `out` shares memory with no operand.
-unsafe fn kernel(op: &Bound, args: &[*const u8], out: *mut u8, len: usize) {
-    unsafe fn read<'a, T>(x: *const u8, len: usize) -> &'a [T] {
-        // SAFETY: promised by the caller.
-        unsafe { std::slice::from_raw_parts(x.cast(), len) }
-    }
-    unsafe fn write<'a, T>(x: *mut u8, len: usize) -> &'a mut [T] {
-        // SAFETY: promised by the caller.
-        unsafe { std::slice::from_raw_parts_mut(x.cast(), len) }
-    }
-    macro_rules! run {
-        ($group:ident, $D:ty, $f:path, $kind:expr, $($arg:expr),*) => {
-            with_type!(op.from, $group T => {
-                // SAFETY: promised by the caller.
-                unsafe { $f($kind, $(read::<T>($arg, len),)* write::<$D>(out, len)) }
-            })
-        };
-    }
-    match op.op {
-        Kernel::Unary(kind) => match kind.domain() {
-            Domain::Float => run!(float, T, slices::unary_float, kind, args[0]),
-            Domain::Num => run!(number, T, slices::unary_num, kind, args[0]),
-            Domain::Test => run!(number, u8, slices::unary_test, kind, args[0]),
-            Domain::Bits if op.from == DType::Bool => {
-                // SAFETY: promised by the caller.
-                unsafe { slices::flip(read(args[0], len), write(out, len)) }
-            }
-            Domain::Bits => run!(integer, T, slices::unary_bits, kind, args[0]),
-            Domain::Compare => unreachable!("comparisons take two operands"),
-        },
-        Kernel::Binary(kind) => match kind.domain() {
-            Domain::Float => run!(float, T, slices::binary_float, kind, args[0], args[1]),
-            Domain::Num => run!(number, T, slices::binary_num, kind, args[0], args[1]),
-            Domain::Compare => run!(plain, u8, slices::binary_compare, kind, args[0], args[1]),
-            Domain::Bits => run!(integer, T, slices::binary_bits, kind, args[0], args[1]),
-            Domain::Test => unreachable!("tests take one operand"),
-        },
-        Kernel::Select => with_type!(op.from, plain T => {
-            // SAFETY: promised by the caller.
-            unsafe { slices::select(read(args[0], len), read::<T>(args[1], len), read::<T>(args[2], len), write(out, len)) }
-        }),
-        Kernel::Cast => with_type!(op.from, plain S => {
-            let mut room = [<S as Plain>::Kind::default(); TILE];
-            // SAFETY: promised by the caller.
-            let tile = S::kind(unsafe { read::<S>(args[0], len) }, &mut room[..len]);
-            match op.to {
-                // SAFETY: promised by the caller.
-                DType::Bool => truth(tile, unsafe { write(out, len) }),
-                // SAFETY: promised by the caller.
-                to => with_type!(to, number D => convert(tile, unsafe { write::<D>(out, len) })),
-            }
-        }),
     }
 }
 

@@ -1,0 +1,200 @@
+//! What fused programs are made of: tiles of scratch, operands brought into them, and one loop over tiles for each
+//! instruction. All addresses are raw here; whoever calls says why they are right.
+
+use crate::convert::{Plain, convert, truth};
+use crate::cpu::Context;
+use crate::elementwise::with_type;
+use crate::slices;
+use crate::tile::TILE;
+use crate::view::{View, Walk};
+use half::{bf16, f16};
+use kiln_device::Place;
+use kiln_fuse::Handles;
+use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Unary};
+use std::cell::RefCell;
+use std::sync::Arc;
+
+/// An elementwise operation with its types.
+#[derive(Clone, Copy)]
+pub(super) struct Call {
+    op: Kernel,
+    /// The type of its operands; a select's condition aside.
+    pub from: DType,
+    pub to: DType,
+}
+
+#[derive(Clone, Copy)]
+enum Kernel {
+    Unary(Unary),
+    Binary(Binary),
+    Select,
+    Cast,
+}
+
+impl Call {
+    /// The call for a node whose last operand has dtype `from`; nothing if it is not elementwise.
+    pub fn new(node: &Node, from: DType, to: DType) -> Option<Call> {
+        let op = match &node.op {
+            Op::Unary(op) => Kernel::Unary(*op),
+            Op::Binary(op) => Kernel::Binary(*op),
+            Op::Select => Kernel::Select,
+            Op::Cast(_) => Kernel::Cast,
+            _ => return None,
+        };
+        Some(Call { op, from, to })
+    }
+
+    /// Bytes of an element of operand `k`.
+    pub fn operand_size(&self, k: usize) -> usize {
+        if matches!(self.op, Kernel::Select) && k == 0 { 1 } else { self.from.size() }
+    }
+}
+
+/// Whether an elementwise node can be part of a fused program.
+pub(super) fn is_fusible(node: &Node, dtypes: impl Fn(Id) -> DType) -> bool {
+    let plain = node.ins.iter().chain(&node.outs).all(|&id| !dtypes(id).is_quantised());
+    match &node.op {
+        // Only a lone node can tell which of its elements failed.
+        Op::Binary(op) if op.divides() => plain && !dtypes(node.ins[0]).is_int(),
+        Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast(_) => plain,
+        _ => false,
+    }
+}
+
+/// An operand in memory.
+pub(super) struct Load {
+    pub view: View,
+    pub walk: Walk,
+    /// Tiles can be read where they are.
+    pub direct: bool,
+    /// The scratch tile it is copied to otherwise.
+    pub slot: usize,
+}
+
+/// An address that threads may share: each uses its own tiles behind it.
+#[derive(Clone, Copy)]
+pub(super) struct Base(pub *mut u8);
+// SAFETY: tiles of different threads are disjoint.
+unsafe impl Sync for Base {}
+// SAFETY: as above.
+unsafe impl Send for Base {}
+
+/// Whether a result may take the place of a value that ends here.
+pub(super) fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id, out: Meta) -> bool {
+    handles.get(id).is_some_and(|x| {
+        let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
+        fits && Arc::strong_count(&x.buffer) == 1 && cx.place == Place::Reuse
+    })
+}
+
+/// Calls `f` with this thread's scratch of at least `words` times eight bytes.
+pub(super) fn with_scratch(words: usize, f: impl FnOnce(*mut u64)) {
+    thread_local! {
+        static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    }
+    SCRATCH.with_borrow_mut(|scratch| {
+        if scratch.len() < words {
+            scratch.resize(words, 0);
+        }
+        f(scratch.as_mut_ptr());
+    });
+}
+
+/// Fills a tile with one element.
+pub(super) fn splat(to: *mut u8, bytes: &[u8], len: usize) {
+    macro_rules! fill {
+        ($($t:ty)*) => {
+            match bytes.len() {
+                $(n if n == size_of::<$t>() => {
+                    let mut raw = [0; size_of::<$t>()];
+                    raw.copy_from_slice(bytes);
+                    // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
+                    unsafe { std::slice::from_raw_parts_mut(to.cast::<$t>(), len) }.fill(<$t>::from_le_bytes(raw));
+                })*
+                other => unreachable!("no element has {other} bytes"),
+            }
+        };
+    }
+    fill!(u8 u16 u32 u64)
+}
+
+/// Brings a tile of an operand into scratch.
+pub(super) fn gather(load: &Load, base: *mut u8, to: *mut u8, from: usize, len: usize) {
+    with_type!(load.view.dtype, plain T => {
+        // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
+        let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<T>(), len) };
+        load.walk.runs(from, len, |at, offset, count, stride| {
+            let base = base.cast::<T>().wrapping_offset(offset).cast_const();
+            let to = &mut to[at..at + count];
+            match stride {
+                // SAFETY: every offset of a view lies within its buffer, which nobody writes but this thread, later.
+                0 => to.fill(unsafe { *base }),
+                // SAFETY: as above, for `count` neighbours.
+                1 => to.copy_from_slice(unsafe { std::slice::from_raw_parts(base, count) }),
+                _ => to.iter_mut().enumerate().for_each(|(i, x)| {
+                    // SAFETY: as above.
+                    *x = unsafe { *base.wrapping_offset(i as isize * stride) }
+                }),
+            }
+        });
+    })
+}
+
+/// Runs one instruction over a tile.
+///
+/// # Safety
+/// Each address holds `len` aligned elements of its type, and `out` shares memory with no operand.
+pub(super) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: usize) {
+    unsafe fn read<'a, T>(x: *const u8, len: usize) -> &'a [T] {
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts(x.cast(), len) }
+    }
+    unsafe fn write<'a, T>(x: *mut u8, len: usize) -> &'a mut [T] {
+        // SAFETY: promised by the caller.
+        unsafe { std::slice::from_raw_parts_mut(x.cast(), len) }
+    }
+    macro_rules! run {
+        ($group:ident, $D:ty, $f:path, $kind:expr, $($arg:expr),*) => {
+            with_type!(op.from, $group T => {
+                // SAFETY: promised by the caller.
+                unsafe { $f($kind, $(read::<T>($arg, len),)* write::<$D>(out, len)) }
+            })
+        };
+    }
+    match op.op {
+        Kernel::Unary(kind) => match kind.domain() {
+            Domain::Float => run!(float, T, slices::unary_float, kind, args[0]),
+            Domain::Num => run!(number, T, slices::unary_num, kind, args[0]),
+            Domain::Test => run!(number, u8, slices::unary_test, kind, args[0]),
+            Domain::Bits if op.from == DType::Bool => {
+                // SAFETY: promised by the caller.
+                unsafe { slices::flip(read(args[0], len), write(out, len)) }
+            }
+            Domain::Bits => run!(integer, T, slices::unary_bits, kind, args[0]),
+            Domain::Compare => unreachable!("comparisons take two operands"),
+        },
+        Kernel::Binary(kind) => match kind.domain() {
+            Domain::Float => run!(float, T, slices::binary_float, kind, args[0], args[1]),
+            Domain::Num => run!(number, T, slices::binary_num, kind, args[0], args[1]),
+            Domain::Compare => run!(plain, u8, slices::binary_compare, kind, args[0], args[1]),
+            Domain::Bits => run!(integer, T, slices::binary_bits, kind, args[0], args[1]),
+            Domain::Test => unreachable!("tests take one operand"),
+        },
+        Kernel::Select => with_type!(op.from, plain T => {
+            // SAFETY: promised by the caller.
+            unsafe { slices::select(read(args[0], len), read::<T>(args[1], len), read::<T>(args[2], len), write(out, len)) }
+        }),
+        Kernel::Cast => with_type!(op.from, plain S => {
+            let mut room = [<S as Plain>::Kind::default(); TILE];
+            // SAFETY: promised by the caller.
+            let tile = S::kind(unsafe { read::<S>(args[0], len) }, &mut room[..len]);
+            match op.to {
+                // SAFETY: promised by the caller.
+                DType::Bool => truth(tile, unsafe { write(out, len) }),
+                // SAFETY: promised by the caller.
+                to => with_type!(to, number D => convert(tile, unsafe { write::<D>(out, len) })),
+            }
+        }),
+    }
+}
+

@@ -1,0 +1,106 @@
+//! Composites in a window written as the primitives they stand for, so that those can fuse with what is around them.
+
+use kiln_device::Batch;
+use kiln_ir::{Build, Id, Item, Meta, Node, Op, V, infer};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::cell::RefCell;
+
+/// Names of values inside a lowered composite start here, where no recorded value's name comes.
+const INNER: u64 = 1 << 62;
+
+/// The batch without composites; nothing if it has none, or does not fit together.
+pub(crate) fn lowered(batch: &Batch, outside: impl Fn(Id) -> Option<Meta>) -> Option<Batch> {
+    let composite = |item: &Item| matches!(item, Item::Run(Node { op: Op::Named(_), .. }));
+    if !batch.items.iter().any(composite) {
+        return None;
+    }
+    let mut out = Batch { items: Vec::new(), origins: Vec::new(), ..*batch };
+    let mut metas: FxHashMap<Id, Meta> = FxHashMap::default();
+    let mut inner = 0;
+    for (at, item) in batch.items.iter().enumerate() {
+        let Item::Run(node) = item else {
+            push(&mut out, batch, at, item.clone());
+            continue;
+        };
+        let mut ins: SmallVec<[Meta; 4]> = SmallVec::new();
+        for id in &node.ins {
+            let meta = metas.get(id).copied().or_else(|| outside(*id))?;
+            metas.insert(*id, meta);
+            ins.push(meta);
+        }
+        metas.extend(node.outs.iter().copied().zip(infer(&node.op, &ins).ok()?));
+        if composite(item) {
+            for item in expand(node, &ins, &mut inner)? {
+                push(&mut out, batch, at, item);
+            }
+        } else {
+            push(&mut out, batch, at, item.clone());
+        }
+    }
+    Some(out)
+}
+
+fn push(out: &mut Batch, batch: &Batch, at: usize, item: Item) {
+    out.items.push(item);
+    out.origins.extend(batch.origins.get(at));
+}
+
+/// The items that a composite stands for.
+fn expand(node: &Node, ins: &[Meta], inner: &mut u64) -> Option<Vec<Item>> {
+    let writer = Writer { state: RefCell::new(State { ids: node.ins.to_vec(), metas: ins.to_vec(), items: Vec::new(), next: *inner }) };
+    let outs: SmallVec<[u32; 2]> = {
+        let given: SmallVec<[V<'_>; 4]> = (0..ins.len()).map(|i| V::new(&writer, i as u32)).collect();
+        kiln_ir::lower(&node.op, &given)?.iter().map(|v| v.key()).collect()
+    };
+    let state = writer.state.into_inner();
+    let names: FxHashMap<Id, Id> =
+        outs.iter().zip(&node.outs).map(|(&key, &id)| (state.ids[key as usize], id)).collect();
+    let rename = |id: &mut Id| *id = *names.get(id).unwrap_or(id);
+    let mut items = state.items;
+    for item in &mut items {
+        if let Item::Run(node) = item {
+            node.ins.iter_mut().chain(&mut node.outs).for_each(rename);
+        }
+    }
+    let made = state.ids[ins.len()..].iter().filter(|id| !names.contains_key(id));
+    items.extend(made.map(|&id| Item::Free(id)));
+    *inner = state.next;
+    Some(items)
+}
+
+/// A builder that writes items.
+struct Writer {
+    state: RefCell<State>,
+}
+
+struct State {
+    ids: Vec<Id>,
+    metas: Vec<Meta>,
+    items: Vec<Item>,
+    next: u64,
+}
+
+impl Build for Writer {
+    fn emit(&self, op: Op, ins: &[u32]) -> SmallVec<[u32; 2]> {
+        let state = &mut *self.state.borrow_mut();
+        let metas: SmallVec<[Meta; 4]> = ins.iter().map(|&key| state.metas[key as usize]).collect();
+        let outs = infer(&op, &metas).unwrap_or_else(|e| panic!("a lowering wrote an operation that does not fit: {e}"));
+        let ins = ins.iter().map(|&key| state.ids[key as usize]).collect();
+        let mut node = Node { op, ins, outs: SmallVec::new() };
+        let first = state.ids.len() as u32;
+        for meta in outs {
+            let id = Id(INNER + state.next);
+            state.next += 1;
+            node.outs.push(id);
+            state.ids.push(id);
+            state.metas.push(meta);
+        }
+        state.items.push(Item::Run(node));
+        (first..state.ids.len() as u32).collect()
+    }
+
+    fn meta(&self, value: u32) -> Meta {
+        self.state.borrow().metas[value as usize]
+    }
+}
