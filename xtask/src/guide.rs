@@ -9,7 +9,8 @@ const TABLE: &str = "crates/ir/src/table.rs";
 const HEAD: &str = "macro_rules! unary_table {";
 
 pub fn follow() -> Result<(), String> {
-    let guide = fs::read_to_string(root().join("CONTRIBUTING.md")).map_err(|e| format!("CONTRIBUTING.md: {e}"))?;
+    let guide =
+        fs::read_to_string(root().join("CONTRIBUTING.md")).map_err(|e| format!("CONTRIBUTING.md: {e}"))?;
     let line = block(&guide, "<!-- table line -->")?;
     let test = block(&guide, "<!-- table test -->")?;
     if line.lines().count() != 1 {

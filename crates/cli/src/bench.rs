@@ -1,5 +1,4 @@
-//! `kiln bench`: a fixed list of workloads, timed. `bench/peers` has the same work under the same names for other
-//! systems, and `bench/compare` sets them side by side.
+//! `kiln bench`: a fixed list of workloads, timed. docs/BENCHMARKS.md says how, and holds the results.
 //!
 //! A theme file holds a table of names and builders. A builder makes a benchmark's inputs and gives the call to time
 //! ([`Work`]); `measure.rs` times it, `bandwidth.rs` says what the machine's memory allows at the same size. Nothing

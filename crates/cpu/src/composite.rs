@@ -52,7 +52,8 @@ impl Build for Eager<'_> {
     fn emit(&self, op: Op, ins: &[u32]) -> SmallVec<[u32; 2]> {
         let state = &mut *self.state.borrow_mut();
         let metas: SmallVec<[Meta; 4]> = ins.iter().map(|&key| state.metas[key as usize]).collect();
-        let outs = infer(&op, &metas).unwrap_or_else(|e| panic!("a lowering wrote an operation that does not fit: {e}"));
+        let outs = infer(&op, &metas)
+            .unwrap_or_else(|e| panic!("a lowering wrote an operation that does not fit: {e}"));
         let args: Option<SmallVec<[Arg<View>; 4]>> =
             ins.iter().map(|&key| state.views[key as usize].clone().map(Arg::Shared)).collect();
         let views = args.map(|mut args| self.kernels.eval(&op, &mut args, self.place));

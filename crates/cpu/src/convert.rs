@@ -20,8 +20,21 @@ pub trait Plain: Copy + Default {
 
 /// What conversions start from.
 pub trait Kind:
-    Copy + Default + PartialEq + To<f64> + To<f32> + To<f16> + To<bf16>
-    + To<i64> + To<i32> + To<i16> + To<i8> + To<u64> + To<u32> + To<u16> + To<u8>
+    Copy
+    + Default
+    + PartialEq
+    + To<f64>
+    + To<f32>
+    + To<f16>
+    + To<bf16>
+    + To<i64>
+    + To<i32>
+    + To<i16>
+    + To<i8>
+    + To<u64>
+    + To<u32>
+    + To<u16>
+    + To<u8>
 {
 }
 

@@ -106,7 +106,10 @@ impl Kernels for CpuKernels {
     }
 
     fn fusers(&self) -> Vec<Box<dyn Fuser<View>>> {
-        vec![Box::new(fused::Elementwise::new(self.arena.clone())), Box::new(fused::Rows::new(self.arena.clone()))]
+        vec![
+            Box::new(fused::Elementwise::new(self.arena.clone())),
+            Box::new(fused::Rows::new(self.arena.clone())),
+        ]
     }
 
     fn download(&self, x: &View) -> Result<Data, Error> {

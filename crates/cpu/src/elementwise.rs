@@ -1,8 +1,8 @@
 //! Elementwise operations on views.
 
+use crate::convert::{Kind, Plain, convert, truth};
 use crate::cpu::Context;
 use crate::host::Arg;
-use crate::convert::{Kind, Plain, convert, truth};
 use crate::slices;
 use crate::tile::{Out, Source, TILE, tiles};
 use crate::view::View;
@@ -43,13 +43,21 @@ pub(crate) fn unary(cx: &Context<'_>, op: Unary, ins: &mut [Arg<View>], out: Met
     let x = &*ins[0];
     let n = out.shape.numel();
     match op.domain() {
-        Domain::Float => with_type!(x.dtype, float T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_float(op, x, y))),
-        Domain::Num => with_type!(x.dtype, number T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_num(op, x, y))),
-        Domain::Test => with_type!(x.dtype, number T => map::<T, u8>(x, taken == Some(0), &target, n, &|x, y| slices::unary_test(op, x, y))),
-        Domain::Bits if x.dtype == DType::Bool => {
-            map::<u8, u8>(x, taken == Some(0), &target, n, &|x, y| slices::binary_bits(Binary::Xor, x, &ONES[..x.len()], y))
+        Domain::Float => {
+            with_type!(x.dtype, float T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_float(op, x, y)))
         }
-        Domain::Bits => with_type!(x.dtype, integer T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_bits(op, x, y))),
+        Domain::Num => {
+            with_type!(x.dtype, number T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_num(op, x, y)))
+        }
+        Domain::Test => {
+            with_type!(x.dtype, number T => map::<T, u8>(x, taken == Some(0), &target, n, &|x, y| slices::unary_test(op, x, y)))
+        }
+        Domain::Bits if x.dtype == DType::Bool => map::<u8, u8>(x, taken == Some(0), &target, n, &|x, y| {
+            slices::binary_bits(Binary::Xor, x, &ONES[..x.len()], y)
+        }),
+        Domain::Bits => {
+            with_type!(x.dtype, integer T => map::<T, T>(x, taken == Some(0), &target, n, &|x, y| slices::unary_bits(op, x, y)))
+        }
         Domain::Compare => unreachable!("comparisons take two operands"),
     }
     Ok(target)
@@ -66,10 +74,18 @@ pub(crate) fn binary(cx: &Context<'_>, op: Binary, ins: &mut [Arg<View>], out: M
     let (a, b) = (ins[0].expanded(&out.shape), ins[1].expanded(&out.shape));
     let n = out.shape.numel();
     match op.domain() {
-        Domain::Float => with_type!(a.dtype, float T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_float(op, a, b, y))),
-        Domain::Num => with_type!(a.dtype, number T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_num(op, a, b, y))),
-        Domain::Compare => with_type!(a.dtype, plain T => zip::<T, u8>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_compare(op, a, b, y))),
-        Domain::Bits => with_type!(a.dtype, integer T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_bits(op, a, b, y))),
+        Domain::Float => {
+            with_type!(a.dtype, float T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_float(op, a, b, y)))
+        }
+        Domain::Num => {
+            with_type!(a.dtype, number T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_num(op, a, b, y)))
+        }
+        Domain::Compare => {
+            with_type!(a.dtype, plain T => zip::<T, u8>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_compare(op, a, b, y)))
+        }
+        Domain::Bits => {
+            with_type!(a.dtype, integer T => zip::<T, T>(&a, &b, taken, &target, n, &|a, b, y| slices::binary_bits(op, a, b, y)))
+        }
         Domain::Test => unreachable!("tests take one operand"),
     }
     Ok(target)
@@ -120,8 +136,11 @@ unsafe fn cast_tile<K: Kind>(tile: &[K], target: &View, from: usize) {
     match target.dtype {
         // SAFETY: promised by the caller; a bool is a byte.
         DType::Bool => truth(tile, unsafe { Out::<u8>::new(target).range(from, tile.len()) }),
-        // SAFETY: promised by the caller.
-        to => with_type!(to, number D => convert(tile, unsafe { Out::<D>::new(target).range(from, tile.len()) })),
+        to => with_type!(to, number D => {
+            // SAFETY: promised by the caller.
+            let out = unsafe { Out::<D>::new(target).range(from, tile.len()) };
+            convert(tile, out)
+        }),
     }
 }
 
@@ -180,7 +199,13 @@ fn source<T: Copy + Default>(x: &View, overwritten: bool) -> Source<'_, T> {
     if overwritten { Source::copied(x) } else { Source::new(x) }
 }
 
-fn map<S: Copy + Default + Sync, D: Send>(x: &View, overwritten: bool, target: &View, n: usize, f: &(dyn Fn(&[S], &mut [D]) + Sync)) {
+fn map<S: Copy + Default + Sync, D: Send>(
+    x: &View,
+    overwritten: bool,
+    target: &View,
+    n: usize,
+    f: &(dyn Fn(&[S], &mut [D]) + Sync),
+) {
     let x = source::<S>(x, overwritten);
     // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written.
     let y = unsafe { Out::<D>::new(target) };

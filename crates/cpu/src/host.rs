@@ -31,7 +31,12 @@ pub trait Kernels: Send + Sync + 'static {
     /// A value as host data.
     fn download(&self, value: &Self::Value) -> Result<Data, Error>;
     /// The results of an operation. An operand that is `Owned` has no other user and may be overwritten.
-    fn eval(&self, op: &Op, ins: &mut [Arg<Self::Value>], place: Place) -> Result<SmallVec<[Self::Value; 2]>, Error>;
+    fn eval(
+        &self,
+        op: &Op,
+        ins: &mut [Arg<Self::Value>],
+        place: Place,
+    ) -> Result<SmallVec<[Self::Value; 2]>, Error>;
     /// Bytes held; `values` is filled in by the device.
     fn memory(&self) -> Memory;
     /// Gives cached memory back.
@@ -227,10 +232,14 @@ impl<K: Kernels> Shared<K> {
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
         let Executor { table, engine } = executor;
         if !engine.is_idle() && batch.items.len() > 1 {
-            let meta = |id: Id| table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value));
+            let meta = |id: Id| {
+                table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value))
+            };
             let lowered = lowering::lowered(batch, meta);
             let batch = lowered.as_ref().unwrap_or(batch);
-            let meta = |id: Id| table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value));
+            let meta = |id: Id| {
+                table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value))
+            };
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, meta))).ok().flatten();
             if let Some(plan) = plan {
@@ -251,7 +260,14 @@ impl<K: Kernels> Shared<K> {
     }
 
     /// Executes one node; `dying` are values that nothing uses afterwards.
-    fn node(&self, table: &mut Table<K::Value>, node: &Node, dying: &[Id], origin: Option<Origin>, place: Place) {
+    fn node(
+        &self,
+        table: &mut Table<K::Value>,
+        node: &Node,
+        dying: &[Id],
+        origin: Option<Origin>,
+        place: Place,
+    ) {
         let mut ins: SmallVec<[Arg<K::Value>; 4]> = SmallVec::with_capacity(node.ins.len());
         // A poisoned operand is looked for first, so that nothing is taken out of the table in vain.
         for id in &node.ins {

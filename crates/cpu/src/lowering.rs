@@ -48,7 +48,14 @@ fn push(out: &mut Batch, batch: &Batch, at: usize, item: Item) {
 
 /// The items that a composite stands for.
 fn expand(node: &Node, ins: &[Meta], inner: &mut u64) -> Option<Vec<Item>> {
-    let writer = Writer { state: RefCell::new(State { ids: node.ins.to_vec(), metas: ins.to_vec(), items: Vec::new(), next: *inner }) };
+    let writer = Writer {
+        state: RefCell::new(State {
+            ids: node.ins.to_vec(),
+            metas: ins.to_vec(),
+            items: Vec::new(),
+            next: *inner,
+        }),
+    };
     let outs: SmallVec<[u32; 2]> = {
         let given: SmallVec<[V<'_>; 4]> = (0..ins.len()).map(|i| V::new(&writer, i as u32)).collect();
         kiln_ir::lower(&node.op, &given)?.iter().map(|v| v.key()).collect()
@@ -85,7 +92,8 @@ impl Build for Writer {
     fn emit(&self, op: Op, ins: &[u32]) -> SmallVec<[u32; 2]> {
         let state = &mut *self.state.borrow_mut();
         let metas: SmallVec<[Meta; 4]> = ins.iter().map(|&key| state.metas[key as usize]).collect();
-        let outs = infer(&op, &metas).unwrap_or_else(|e| panic!("a lowering wrote an operation that does not fit: {e}"));
+        let outs = infer(&op, &metas)
+            .unwrap_or_else(|e| panic!("a lowering wrote an operation that does not fit: {e}"));
         let ins = ins.iter().map(|&key| state.ids[key as usize]).collect();
         let mut node = Node { op, ins, outs: SmallVec::new() };
         let first = state.ids.len() as u32;

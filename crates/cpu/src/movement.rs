@@ -21,7 +21,9 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
             ..x.clone()
         }),
         Move::Expand(shape) => Ok(x.expanded(shape)),
-        Move::Slice { axis, start, step, .. } => Ok(cut(x, *axis as usize, *start, *step, out.shape[*axis as usize])),
+        Move::Slice { axis, start, step, .. } => {
+            Ok(cut(x, *axis as usize, *start, *step, out.shape[*axis as usize]))
+        }
         Move::Flip(axes) => {
             let mut view = x.clone();
             // Where there are no elements there is no last one to start from.

@@ -28,9 +28,15 @@ pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Me
     let (m, batch) = if flat { (m * batch.numel(), Shape::default()) } else { (m, batch) };
     let count = batch.numel();
     let steps = |x: &View| -> Vec<isize> {
-        let outer = View { shape: batch, strides: Dims::collect(x.strides[..batch.len()].iter().copied()), ..x.clone() };
+        let outer = View {
+            shape: batch,
+            strides: Dims::collect(x.strides[..batch.len()].iter().copied()),
+            ..x.clone()
+        };
         let mut offsets = Vec::with_capacity(count);
-        outer.walk().runs(0, count, |_, offset, n, stride| offsets.extend((0..n as isize).map(|i| offset + i * stride)));
+        outer.walk().runs(0, count, |_, offset, n, stride| {
+            offsets.extend((0..n as isize).map(|i| offset + i * stride))
+        });
         offsets
     };
     let (a_at, b_at) = (steps(&a), steps(&b));
@@ -83,13 +89,21 @@ fn packed(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Meta) -> R
     let plain = cx.fresh(Meta { dtype: DType::F32, shape: b.shape })?;
     let blocks = b.bytes();
     // SAFETY: the buffer is fresh and holds this many f32.
-    quant::dequantize(b.dtype, blocks, unsafe { std::slice::from_raw_parts_mut(plain.ptr::<f32>(), plain.numel()) });
+    quant::dequantize(b.dtype, blocks, unsafe {
+        std::slice::from_raw_parts_mut(plain.ptr::<f32>(), plain.numel())
+    });
     let wide = if a.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let cast = |x: View, dtype: DType| {
         let meta = Meta { dtype, shape: x.shape };
         elementwise::cast(cx, &mut [Arg::Shared(x)], meta)
     };
-    let product = dot(cx, transpose, &cast(a.clone(), wide)?, &cast(plain, wide)?, Meta { dtype: wide, shape: out.shape })?;
+    let product = dot(
+        cx,
+        transpose,
+        &cast(a.clone(), wide)?,
+        &cast(plain, wide)?,
+        Meta { dtype: wide, shape: out.shape },
+    )?;
     cast(product, out.dtype)
 }
 

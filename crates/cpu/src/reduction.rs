@@ -30,7 +30,13 @@ pub(crate) fn has_kernel(kind: ReduceKind, dtype: DType) -> bool {
     }
 }
 
-pub(crate) fn reduce(cx: &Context<'_>, kind: ReduceKind, axes: AxisSet, x: &View, out: Meta) -> Result<View, Error> {
+pub(crate) fn reduce(
+    cx: &Context<'_>,
+    kind: ReduceKind,
+    axes: AxisSet,
+    x: &View,
+    out: Meta,
+) -> Result<View, Error> {
     let target = cx.fresh(out)?;
     match kind {
         ReduceKind::Sum => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Sum>())),
@@ -40,7 +46,9 @@ pub(crate) fn reduce(cx: &Context<'_>, kind: ReduceKind, axes: AxisSet, x: &View
         ReduceKind::Mean => with_type!(x.dtype, float T => {
             run(x, axes, &target, &Fold::<T> { finish: averaged, ..Fold::of::<Sum>() })
         }),
-        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => unreachable!("has no kernel"),
+        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => {
+            unreachable!("has no kernel")
+        }
     }
     Ok(target)
 }
@@ -49,7 +57,14 @@ pub(crate) fn reduce(cx: &Context<'_>, kind: ReduceKind, axes: AxisSet, x: &View
 ///
 /// # Safety
 /// `x` holds `count * length` elements of `dtype`, `out` room for `count`, and they do not overlap.
-pub(crate) unsafe fn rows(kind: ReduceKind, dtype: DType, x: *const u8, count: usize, length: usize, out: *mut u8) {
+pub(crate) unsafe fn rows(
+    kind: ReduceKind,
+    dtype: DType,
+    x: *const u8,
+    count: usize,
+    length: usize,
+    out: *mut u8,
+) {
     macro_rules! run {
         ($group:ident, $fold:expr) => {
             with_type!(dtype, $group T => {
@@ -75,7 +90,9 @@ pub(crate) unsafe fn rows(kind: ReduceKind, dtype: DType, x: *const u8, count: u
         ReduceKind::Max => run!(number, Fold::of::<Max>()),
         ReduceKind::Min => run!(number, Fold::of::<Min>()),
         ReduceKind::Mean => run!(float, Fold { finish: averaged, ..Fold::of::<Sum>() }),
-        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => unreachable!("has no kernel"),
+        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => {
+            unreachable!("has no kernel")
+        }
     }
 }
 
@@ -331,7 +348,10 @@ mod tests {
             let grown = tree.finish(text).unwrap();
             let mut level: Vec<String> = (0..n).map(|i| i.to_string()).collect();
             while level.len() > 1 {
-                level = level.chunks(2).map(|p| if p.len() == 2 { text(p[0].clone(), p[1].clone()) } else { p[0].clone() }).collect();
+                level = level
+                    .chunks(2)
+                    .map(|p| if p.len() == 2 { text(p[0].clone(), p[1].clone()) } else { p[0].clone() })
+                    .collect();
             }
             assert_eq!(grown, level[0], "{n} parts");
         }

@@ -11,11 +11,21 @@ use kiln_ir::math::{Bits, DivideError, Float, Num};
 use kiln_ir::{Binary, Unary};
 
 macro_rules! in_domain {
-    (Float Float $body:expr) => { $body };
-    (Num Num $body:expr) => { $body };
-    (Bits Bits $body:expr) => { $body };
-    (Test Test $body:expr) => { $body };
-    (Compare Compare $body:expr) => { $body };
+    (Float Float $body:expr) => {
+        $body
+    };
+    (Num Num $body:expr) => {
+        $body
+    };
+    (Bits Bits $body:expr) => {
+        $body
+    };
+    (Test Test $body:expr) => {
+        $body
+    };
+    (Compare Compare $body:expr) => {
+        $body
+    };
     ($want:ident $domain:ident $body:expr) => {
         unreachable!(concat!("a ", stringify!($domain), " operation among ", stringify!($want)))
     };

@@ -56,7 +56,12 @@ impl<'a, T: Copy + Default> Source<'a, T> {
     /// An operand that nobody writes.
     pub fn new(view: &'a View) -> Source<'a, T> {
         debug_assert_eq!(view.dtype.size(), size_of::<T>());
-        Source { base: view.ptr(), walk: view.walk(), direct: view.is_dense(), _life: std::marker::PhantomData }
+        Source {
+            base: view.ptr(),
+            walk: view.walk(),
+            direct: view.is_dense(),
+            _life: std::marker::PhantomData,
+        }
     }
 
     /// An operand whose place the result takes: each tile is copied out before it is overwritten.

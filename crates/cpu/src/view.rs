@@ -35,7 +35,13 @@ impl Host for Shared {
 impl View {
     /// All of `buffer`, row-major.
     pub fn whole(buffer: Arc<Shared>, meta: Meta) -> View {
-        View { buffer, dtype: meta.dtype, shape: meta.shape, strides: meta.shape.contiguous_strides(), start: 0 }
+        View {
+            buffer,
+            dtype: meta.dtype,
+            shape: meta.shape,
+            strides: meta.shape.contiguous_strides(),
+            start: 0,
+        }
     }
 
     /// Dtype and shape.

@@ -15,15 +15,16 @@ pub struct Limits {
     pub plans: usize,
     /// Nodes of a group.
     pub nodes: usize,
-    /// Nodes offered to fusers in one search.
+    /// Nodes offered to fusers in one search, for each node of the window.
     pub offers: usize,
-    /// What starting a kernel costs, in bytes moved.
-    pub launch: usize,
 }
+
+/// What starting a kernel costs, in bytes moved: the unit of [`Fuser::score`].
+pub const LAUNCH: usize = 4096;
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { plans: 512, nodes: 64, offers: 1 << 18, launch: 4096 }
+        Limits { plans: 512, nodes: 64, offers: 96 }
     }
 }
 

@@ -27,7 +27,7 @@ pub trait Fuser<V>: Send {
     fn status(&self) -> Status;
 
     /// The estimated cost saved by running what it holds as one, in bytes that need not be moved. One launch counts as
-    /// [`crate::Limits::launch`] bytes.
+    /// [`crate::LAUNCH`] bytes.
     fn score(&self, window: &Window<'_>) -> f64;
 
     /// Whether what it holds can run as it is.

@@ -12,7 +12,7 @@ mod search;
 mod plan;
 mod engine;
 
-pub use engine::{Engine, Limits, Stats};
+pub use engine::{Engine, LAUNCH, Limits, Stats};
 pub use fuser::{Fuser, Handles, Optimization, Status};
 pub use plan::{Group, Plan, Step};
 pub use window::Window;

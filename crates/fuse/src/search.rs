@@ -21,7 +21,7 @@ pub(crate) fn search<V: 'static>(
 ) -> Plan<V> {
     let mut owner: Vec<Option<usize>> = vec![None; window.items.len()];
     let mut groups: Vec<Group<V>> = Vec::new();
-    let mut budget = limits.offers;
+    let mut budget = limits.offers.saturating_mul(window.items.len());
     let fed = feeds(window);
     for seed in 0..window.items.len() {
         if owner[seed].is_some() || window.node(seed).is_none() {
@@ -62,18 +62,23 @@ struct Made<'a> {
 impl Made<'_> {
     /// Whether no way leads from the set out and back in. A group made before is entered and left as a whole.
     fn stands_alone(&self, set: &BTreeSet<usize>) -> bool {
-        let outside = |at: &usize| self.fed[*at].iter().copied().filter(|to| !set.contains(to));
-        let mut seen: BTreeSet<usize> = BTreeSet::new();
-        let mut places: Vec<usize> = set.iter().flat_map(outside).collect();
+        // A way back ends before the set's last place, so nothing that wholly lies behind it needs a look.
+        let last = set.last().copied().unwrap_or(0);
+        let first = |at: usize| self.owner[at].map_or(at, |g| self.groups[g][0]);
+        let mut seen = vec![false; self.fed.len()];
+        let mut places: Vec<usize> = Vec::new();
+        let visit = |from: usize, places: &mut Vec<usize>| {
+            places.extend(self.fed[from].iter().filter(|&&to| !set.contains(&to) && first(to) < last));
+        };
+        set.iter().for_each(|&at| visit(at, &mut places));
         while let Some(at) = places.pop() {
-            let whole = self.owner[at]
-                .map_or_else(|| std::slice::from_ref(&at).to_vec(), |g| self.groups[g].to_vec());
-            for at in whole {
-                if seen.insert(at) {
+            let whole = self.owner[at].map_or(std::slice::from_ref(&at), |g| self.groups[g]);
+            for &at in whole {
+                if !std::mem::replace(&mut seen[at], true) {
                     if self.fed[at].iter().any(|to| set.contains(to)) {
                         return false;
                     }
-                    places.extend(&self.fed[at]);
+                    visit(at, &mut places);
                 }
             }
         }
@@ -113,7 +118,8 @@ fn grow<V: 'static>(
     limits: &Limits,
     budget: &mut usize,
 ) -> Option<Found<V>> {
-    let makers = |at: usize| window.node(at).into_iter().flat_map(|n| &n.ins).filter_map(|&id| window.maker(id));
+    let makers =
+        |at: usize| window.node(at).into_iter().flat_map(|n| &n.ins).filter_map(|&id| window.maker(id));
     let mut now = offer(window, fuser, &BTreeSet::from([seed]), budget)?;
     let mut set = BTreeSet::from([seed]);
     let mut best = None;
@@ -144,7 +150,12 @@ fn grow<V: 'static>(
     best
 }
 
-fn offer<V: 'static>(window: &Window<'_>, fuser: &dyn Fuser<V>, set: &BTreeSet<usize>, budget: &mut usize) -> Option<Found<V>> {
+fn offer<V: 'static>(
+    window: &Window<'_>,
+    fuser: &dyn Fuser<V>,
+    set: &BTreeSet<usize>,
+    budget: &mut usize,
+) -> Option<Found<V>> {
     *budget = budget.checked_sub(set.len())?;
     let mut fuser = fuser.boxed();
     fuser.reset();

@@ -61,11 +61,16 @@ impl Fuser<List> for MulAdd {
             (0, Some(Op::Binary(Binary::Mul))) => true,
             (1, Some(Op::Binary(Binary::Add))) => {
                 let product = window.node(self.places[0]).map(|n| n.outs[0]);
-                window.node(at).is_some_and(|n| Some(n.ins[0]) == product) && product.is_some_and(|p| !window.leaves(p, &[self.places[0], at]))
+                window.node(at).is_some_and(|n| Some(n.ins[0]) == product)
+                    && product.is_some_and(|p| !window.leaves(p, &[self.places[0], at]))
             }
             _ => false,
         };
-        if wanted { self.places.push(at) } else { self.closed = true }
+        if wanted {
+            self.places.push(at)
+        } else {
+            self.closed = true
+        }
         self.status()
     }
     fn status(&self) -> Status {
@@ -179,7 +184,10 @@ fn a_group_never_waits_for_itself() {
 
 #[test]
 fn plans_are_bounded() {
-    let mut engine = Engine::new(vec![Box::new(MulAdd::default()) as Box<dyn Fuser<List>>], Limits { plans: 4, ..Limits::default() });
+    let mut engine = Engine::new(
+        vec![Box::new(MulAdd::default()) as Box<dyn Fuser<List>>],
+        Limits { plans: 4, ..Limits::default() },
+    );
     for n in 1..20 {
         let mut items: Vec<Item> = Vec::new();
         for i in 0..n {
@@ -195,6 +203,7 @@ fn plans_are_bounded() {
 #[test]
 fn a_window_that_does_not_fit_together_is_not_planned() {
     let items = [Item::Run(Node::new(Op::Unary(Unary::Neg), &[Id(7)], &[Id(8)]))];
-    let mut engine = Engine::new(vec![Box::new(MulAdd::default()) as Box<dyn Fuser<List>>], Limits::default());
+    let mut engine =
+        Engine::new(vec![Box::new(MulAdd::default()) as Box<dyn Fuser<List>>], Limits::default());
     assert!(engine.plan(&items, |_| None).is_none());
 }

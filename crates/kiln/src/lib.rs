@@ -37,7 +37,9 @@ pub mod data {
 
 /// What most programs need.
 pub mod prelude {
-    pub use kiln_nn::{Adam, Attention, Conv2d, Embedding, LayerNorm, Linear, Module, Optimizer, Sgd, module};
+    pub use kiln_nn::{
+        Adam, Attention, Conv2d, Embedding, LayerNorm, Linear, Module, Optimizer, Sgd, module,
+    };
     pub use kiln_tensor::{
         DType, Device, Error, Generator, Gradients, Shape, Tensor, checkpoint, grad, no_grad, seed,
     };

@@ -183,7 +183,10 @@ impl<'a> Backward<'a> {
                 if self.track { seed.clone() } else { seed.detach() }
             }
             None => {
-                assert!(root.shape.numel() == 1, "backward: {root} has more than one element; see backward_with");
+                assert!(
+                    root.shape.numel() == 1,
+                    "backward: {root} has more than one element; see backward_with"
+                );
                 let value = Scalar::from_f64(root.dtype, 1.0);
                 Tensor::create(Op::Full { shape: root.shape, value }, &self.root.device())
             }
@@ -195,10 +198,14 @@ impl<'a> Backward<'a> {
             grads: FxHashMap::default(),
             waiting: FxHashMap::default(),
             counted: FxHashSet::default(),
-            wanted: self.wanted.iter().filter_map(|t| match &t.link {
-                Some(Link::Step(step, out)) => Some((step.number, *out)),
-                _ => None,
-            }).collect(),
+            wanted: self
+                .wanted
+                .iter()
+                .filter_map(|t| match &t.link {
+                    Some(Link::Step(step, out)) => Some((step.number, *out)),
+                    _ => None,
+                })
+                .collect(),
             done: Gradients::default(),
         };
         let walked = tape::with_grad(self.track, || {
@@ -346,7 +353,10 @@ impl Walk<'_> {
                     if let Some(gradient) = gradient {
                         let want = step.ins[i];
                         if gradient.meta() != want {
-                            return Err(format!("a custom derivative gave {} for an operand of {want}", gradient.meta()));
+                            return Err(format!(
+                                "a custom derivative gave {} for an operand of {want}",
+                                gradient.meta()
+                            ));
                         }
                         self.contribute(link, gradient);
                     }
@@ -369,7 +379,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn visit_op(&mut self, step: &Arc<Step>, op: &Op, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<(), String> {
+    fn visit_op(
+        &mut self,
+        step: &Arc<Step>,
+        op: &Op,
+        grads: SmallVec<[Option<Tensor>; 1]>,
+    ) -> Result<(), String> {
         let saved = self.saved(step)?;
         let origin = Origin { backward: true, ..step.origin };
         let recorder = Recorder::new(step.device.clone(), origin, []);
@@ -386,7 +401,8 @@ impl Walk<'_> {
             .collect();
         let outs: SmallVec<[V<'_>; 1]> = (saved.outs.into_iter().enumerate())
             .map(|(i, value)| {
-                let tensor = value.map(|value| Tensor { value, link: Some(Link::Step(step.clone(), i as u32)) });
+                let tensor =
+                    value.map(|value| Tensor { value, link: Some(Link::Step(step.clone(), i as u32)) });
                 V::new(&recorder, recorder.push(tensor, step.outs[i]))
             })
             .collect();
@@ -405,8 +421,11 @@ impl Walk<'_> {
         let mut saved = step.saved.lock().unwrap_or_else(|e| e.into_inner());
         let taken = if self.keep { saved.clone() } else { saved.take() };
         taken.ok_or_else(|| {
-            format!("this graph was differentiated before and its saved values are released; \
-                     use differentiate().keep() the first time (step recorded at {})", step.origin)
+            format!(
+                "this graph was differentiated before and its saved values are released; \
+                     use differentiate().keep() the first time (step recorded at {})",
+                step.origin
+            )
         })
     }
 }
@@ -427,13 +446,17 @@ impl Tensor {
         Ok(match (&self.link, tape::is_grad_enabled()) {
             (Some(_), true) => {
                 let home = self.device();
-                crate::checkpoint::attach(&[self], moved, Box::new(move |grads| {
-                    let back = |g: &Tensor| match g.to_device(&home) {
-                        Ok(moved) => moved,
-                        Err(e) => panic!("a gradient of {} could not be moved to {home}: {e}", g.meta()),
-                    };
-                    vec![grads[0].as_ref().map(back)]
-                }))
+                crate::checkpoint::attach(
+                    &[self],
+                    moved,
+                    Box::new(move |grads| {
+                        let back = |g: &Tensor| match g.to_device(&home) {
+                            Ok(moved) => moved,
+                            Err(e) => panic!("a gradient of {} could not be moved to {home}: {e}", g.meta()),
+                        };
+                        vec![grads[0].as_ref().map(back)]
+                    }),
+                )
             }
             _ => moved,
         })

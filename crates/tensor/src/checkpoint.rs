@@ -49,10 +49,14 @@ pub fn custom_grad(
     derivative: impl Fn(&Tensor) -> Vec<Option<Tensor>> + Send + Sync + 'static,
 ) -> Tensor {
     let count = inputs.len();
-    attach(inputs, y, Box::new(move |grads| match &grads[0] {
-        Some(gradient) => derivative(gradient),
-        None => vec![None; count],
-    }))
+    attach(
+        inputs,
+        y,
+        Box::new(move |grads| match &grads[0] {
+            Some(gradient) => derivative(gradient),
+            None => vec![None; count],
+        }),
+    )
 }
 
 /// `y` as the result of a step with this rule.

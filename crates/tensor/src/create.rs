@@ -16,7 +16,11 @@ impl Tensor {
         if let Err(e) = meta.check() {
             panic!("from_vec: {e}");
         }
-        assert!(shape.numel() == items.len(), "from_vec: {} elements do not fill shape {shape:?}", items.len());
+        assert!(
+            shape.numel() == items.len(),
+            "from_vec: {} elements do not fill shape {shape:?}",
+            items.len()
+        );
         Tensor::from_data(Data::new(meta, Bytes::new(T::into_bytes(items))), device)
     }
 
@@ -80,7 +84,11 @@ impl Tensor {
     pub fn arange(start: i64, end: i64, step: i64, device: &Device) -> Tensor {
         assert!(step != 0, "arange: the step is 0");
         let span = end as i128 - start as i128;
-        let count = if (span > 0) == (step > 0) { (span.unsigned_abs()).div_ceil(step.unsigned_abs() as u128) } else { 0 };
+        let count = if (span > 0) == (step > 0) {
+            (span.unsigned_abs()).div_ceil(step.unsigned_abs() as u128)
+        } else {
+            0
+        };
         let index = Tensor::iota(count.min(usize::MAX as u128) as usize, DType::I64, device);
         match (start, step) {
             (0, 1) => index,
@@ -102,8 +110,9 @@ impl Tensor {
     /// The identity matrix, f32.
     #[track_caller]
     pub fn eye(n: usize, device: &Device) -> Tensor {
-        let at = |axis| Tensor::create(Op::Iota { shape: Shape::from([n, n]), dtype: DType::I64, axis }, device);
-        at(0).eq(&at(1)).to_dtype(DType::F32)
+        let at =
+            |axis| Tensor::create(Op::Iota { shape: Shape::from([n, n]), dtype: DType::I64, axis }, device);
+        at(0).eq(at(1)).to_dtype(DType::F32)
     }
 
     #[track_caller]

@@ -30,7 +30,8 @@ const CPUS: u32 = 64;
 impl Device {
     /// The first CPU device.
     pub fn cpu() -> Device {
-        static CPU: LazyLock<Device> = LazyLock::new(|| Device::open("cpu").expect("the CPU is always there"));
+        static CPU: LazyLock<Device> =
+            LazyLock::new(|| Device::open("cpu").expect("the CPU is always there"));
         CPU.clone()
     }
 

@@ -103,12 +103,14 @@ impl Lane {
             return Vec::new();
         }
         let count = (end - from) as usize;
+        state.bytes = 0;
         let (items, origins) = if count >= state.items.len() {
             // The next window is most often as long as this one.
             let room = state.items.len();
-            state.bytes = 0;
-            (std::mem::replace(&mut state.items, Vec::with_capacity(room)),
-             std::mem::replace(&mut state.origins, Vec::with_capacity(room)))
+            (
+                std::mem::replace(&mut state.items, Vec::with_capacity(room)),
+                std::mem::replace(&mut state.origins, Vec::with_capacity(room)),
+            )
         } else {
             (state.items.drain(..count).collect(), state.origins.drain(..count).collect())
         };
@@ -140,7 +142,13 @@ impl Lane {
 }
 
 /// Records `op` on `ins` in this thread's lane and gives its results.
-pub(crate) fn record(device: &Device, op: Op, ins: &[&Arc<Value>], outs: &[Meta], origin: Origin) -> SmallVec<[Arc<Value>; 2]> {
+pub(crate) fn record(
+    device: &Device,
+    op: Op,
+    ins: &[&Arc<Value>],
+    outs: &[Meta],
+    origin: Origin,
+) -> SmallVec<[Arc<Value>; 2]> {
     with_lane(device, |lane| {
         // Sealing other lanes happens before this lane is locked: two lanes are never locked at once.
         for value in ins {
@@ -167,10 +175,17 @@ pub(crate) fn record(device: &Device, op: Op, ins: &[&Arc<Value>], outs: &[Meta]
             .iter()
             .map(|&meta| {
                 state.bytes = state.bytes.saturating_add(meta.bytes());
-                Arc::new(Value { id: fresh(), meta, lane: lane.clone(), last: AtomicU64::new(at), defined: at })
+                Arc::new(Value {
+                    id: fresh(),
+                    meta,
+                    lane: lane.clone(),
+                    last: AtomicU64::new(at),
+                    defined: at,
+                })
             })
             .collect();
-        let node = Node { op, ins: ins.iter().map(|v| v.id).collect(), outs: values.iter().map(|v| v.id).collect() };
+        let node =
+            Node { op, ins: ins.iter().map(|v| v.id).collect(), outs: values.iter().map(|v| v.id).collect() };
         lane.push(&mut state, Item::Run(node), origin);
         let eager = lane.device.is_eager();
         if eager || state.items.len() >= MOST_NODES || state.bytes > MOST_BYTES {
@@ -296,5 +311,5 @@ fn print(items: &[Item], origins: &[Origin]) {
             Item::Free(_) => writeln!(text, "{item}"),
         };
     }
-    eprint!("{text}\n");
+    eprintln!("{text}");
 }

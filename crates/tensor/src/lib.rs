@@ -27,9 +27,9 @@ pub use checkpoint::{checkpoint, custom_grad};
 pub use device::{Device, DeviceId};
 pub use element::{Element, Number};
 pub use methods::*;
+pub use operators::Operand;
 pub use random::{Generator, seed, with_generator};
 pub use tape::{is_grad_enabled, no_grad};
-pub use operators::Operand;
 pub use tensor::Tensor;
 
 pub use kiln_cpu::pool::{set_threads, threads};

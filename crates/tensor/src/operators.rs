@@ -30,7 +30,10 @@ impl<N: Into<Number>> Operand for N {
     fn meet(self, like: &Tensor) -> (Tensor, DType) {
         let number = self.into();
         let dtype = number.meets(like.dtype());
-        (Tensor::create(Op::Full { shape: [].into(), value: number.scalar(dtype) }, like.value.device()), dtype)
+        (
+            Tensor::create(Op::Full { shape: [].into(), value: number.scalar(dtype) }, like.value.device()),
+            dtype,
+        )
     }
 }
 
@@ -51,8 +54,12 @@ fn unary(op: Unary, x: &Tensor) -> Tensor {
     let dtype = x.dtype().unpacked();
     match op {
         Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc if dtype.is_int() => x.clone(),
-        _ if op.domain() == Domain::Test && dtype == DType::Bool => Tensor::one(Op::Unary(op), &[&x.to_dtype(DType::U8)]),
-        _ if op.domain() == Domain::Float && !dtype.is_float() => Tensor::one(Op::Unary(op), &[&x.to_dtype(DType::F32)]),
+        _ if op.domain() == Domain::Test && dtype == DType::Bool => {
+            Tensor::one(Op::Unary(op), &[&x.to_dtype(DType::U8)])
+        }
+        _ if op.domain() == Domain::Float && !dtype.is_float() => {
+            Tensor::one(Op::Unary(op), &[&x.to_dtype(DType::F32)])
+        }
         _ => Tensor::one(Op::Unary(op), &[x]),
     }
 }

@@ -46,7 +46,7 @@ fn words(tensor: &Tensor, precision: Option<usize>) -> std::result::Result<Vec<S
 fn floats(items: &[f64], precision: usize) -> Vec<String> {
     let finite = || items.iter().filter(|x| x.is_finite() && **x != 0.0).map(|x| x.abs());
     let (least, most) = finite().fold((f64::MAX, 0f64), |(a, b), x| (a.min(x), b.max(x)));
-    let scientific = most >= 1e6 || most > 0.0 && (least < 1e-5 || most < 1e-3) && most / least > 1.0 || most > 0.0 && most < 1e-3;
+    let scientific = most >= 1e6 || most > 0.0 && (most < 1e-3 || least < 1e-5);
     let whole = items.iter().all(|x| !x.is_finite() || x.fract() == 0.0) && most < 1e6;
     let text = |x: &f64| match (x.is_finite(), whole, scientific) {
         (false, ..) => x.to_string().to_lowercase(),
@@ -57,8 +57,17 @@ fn floats(items: &[f64], precision: usize) -> Vec<String> {
     items.iter().map(text).collect()
 }
 
-fn rows(f: &mut Formatter<'_>, shape: &[usize], words: &[String], axis: usize, at: usize, indent: usize) -> Result {
-    let Some(&length) = shape.get(axis) else { return f.write_str(words.get(at).map_or("", |w| w.trim_start())) };
+fn rows(
+    f: &mut Formatter<'_>,
+    shape: &[usize],
+    words: &[String],
+    axis: usize,
+    at: usize,
+    indent: usize,
+) -> Result {
+    let Some(&length) = shape.get(axis) else {
+        return f.write_str(words.get(at).map_or("", |w| w.trim_start()));
+    };
     let inner: usize = shape[axis + 1..].iter().product();
     let last = axis + 1 == shape.len();
     let cut = words.len() > WHOLE && length > 2 * EDGE;
@@ -72,7 +81,11 @@ fn rows(f: &mut Formatter<'_>, shape: &[usize], words: &[String], axis: usize, a
             continue;
         }
         if !first {
-            let gap = if last { " ".to_string() } else { "\n".repeat(shape.len() - axis - 1) + &" ".repeat(indent) };
+            let gap = if last {
+                " ".to_string()
+            } else {
+                "\n".repeat(shape.len() - axis - 1) + &" ".repeat(indent)
+            };
             write!(f, ",{gap}")?;
         }
         first = false;

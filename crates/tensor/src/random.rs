@@ -56,7 +56,9 @@ pub fn with_generator<T>(generator: Generator, f: impl FnOnce() -> T) -> T {
 
 /// The state of this thread's stream.
 pub(crate) fn current() -> Generator {
-    CURRENT.with_borrow_mut(|current| current.get_or_insert_with(|| Generator::new(SEED.load(Ordering::Relaxed))).clone())
+    CURRENT.with_borrow_mut(|current| {
+        current.get_or_insert_with(|| Generator::new(SEED.load(Ordering::Relaxed))).clone()
+    })
 }
 
 fn draw() -> (u64, u64) {

@@ -112,7 +112,11 @@ pub(crate) fn track(
     }
     let saved = Saved {
         ins: ins.iter().enumerate().map(|(i, t)| (kept >> i & 1 == 1).then(|| t.value.clone())).collect(),
-        outs: values.iter().enumerate().map(|(i, v)| (kept >> (32 + i) & 1 == 1).then(|| v.clone())).collect(),
+        outs: values
+            .iter()
+            .enumerate()
+            .map(|(i, v)| (kept >> (32 + i) & 1 == 1).then(|| v.clone()))
+            .collect(),
     };
     let device = values[0].device().clone();
     let step = Arc::new(Step {
@@ -190,7 +194,13 @@ struct Emitted {
 
 impl Recorder {
     pub fn new(device: Device, origin: Origin, given: impl IntoIterator<Item = Tensor>) -> Recorder {
-        let recorder = Recorder { device, origin, tensors: RefCell::default(), metas: RefCell::default(), emitted: RefCell::default() };
+        let recorder = Recorder {
+            device,
+            origin,
+            tensors: RefCell::default(),
+            metas: RefCell::default(),
+            emitted: RefCell::default(),
+        };
         for tensor in given {
             let meta = tensor.meta();
             recorder.push(Some(tensor), meta);

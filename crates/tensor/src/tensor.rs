@@ -109,7 +109,9 @@ pub(crate) fn resolve_axis(op: &str, axis: isize, rank: usize, shape: &Shape) ->
 #[track_caller]
 pub(crate) fn emit(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> SmallVec<[Tensor; 2]> {
     let metas: SmallVec<[Meta; 3]> = ins.iter().map(|t| t.value.meta).collect();
-    if metas.iter().any(|m| m.dtype.is_quantised()) && !matches!(op, Op::Cast(_) | Op::Dot { .. } | Op::Custom(_)) {
+    if metas.iter().any(|m| m.dtype.is_quantised())
+        && !matches!(op, Op::Cast(_) | Op::Dot { .. } | Op::Custom(_))
+    {
         return unpacked(op, ins, device, origin);
     }
     // Not in a closure, which would panic at its own line instead of the caller's.

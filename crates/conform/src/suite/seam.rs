@@ -163,18 +163,34 @@ impl Suite<'_> {
 
     /// Reads a value and reports where it is not `want`, as `op` may differ.
     pub fn compare(&mut self, case: &dyn Fn() -> String, of: &str, op: &Op, id: Id, want: &Value) {
-        let problem =
-            match self.read(id) {
-                Err(error) => Some(Problem::Failed { of: of.into(), error }),
-                Ok(got) if got.meta() != want.meta() => {
-                    Some(Problem::Meta { of: of.into(), want: want.meta(), got: got.meta() })
-                }
-                Ok(got) => {
-                    let allowed = (self.options.ulps)(op, want.data.dtype());
-                    difference(want, &got, allowed, !moves_only(op))
-                        .map(|(element, want, got)| Problem::Value { of: of.into(), element, want, got })
-                }
-            };
+        self.compare_nans(case, of, op, !moves_only(op), id, want);
+    }
+
+    /// The same, with `any_nan` if it does not matter which NaN a NaN is.
+    pub fn compare_nans(
+        &mut self,
+        case: &dyn Fn() -> String,
+        of: &str,
+        op: &Op,
+        any_nan: bool,
+        id: Id,
+        want: &Value,
+    ) {
+        let problem = match self.read(id) {
+            Err(error) => Some(Problem::Failed { of: of.into(), error }),
+            Ok(got) if got.meta() != want.meta() => {
+                Some(Problem::Meta { of: of.into(), want: want.meta(), got: got.meta() })
+            }
+            Ok(got) => {
+                let allowed = (self.options.ulps)(op, want.data.dtype());
+                difference(want, &got, allowed, any_nan).map(|(element, want, got)| Problem::Value {
+                    of: of.into(),
+                    element,
+                    want,
+                    got,
+                })
+            }
+        };
         if let Some(problem) = problem {
             self.found(&case(), problem);
         }

@@ -106,7 +106,7 @@ impl Suite<'_> {
             let op = nodes.iter().find(|n| n.outs.contains(&Id(key as u64))).map(|n| &n.op);
             match (names.get(&Id(key as u64)), op) {
                 (Some(&id), Some(op)) => {
-                    self.compare(&|| name.to_string(), "its result", op, id, &values[key as usize])
+                    self.compare_nans(&|| name.to_string(), "its result", op, true, id, &values[key as usize])
                 }
                 (Some(_), None) => {}
                 (None, _) => self.found(name, Problem::NoCase),

@@ -38,8 +38,11 @@ pub fn value(meta: Meta, fill: Fill, seed: u64) -> Value {
                 Fill::Any if i < edges.len() as u64 || bits.is_multiple_of(7) => edge,
                 Fill::Any => tame(meta.dtype, bits),
                 Fill::Divisor | Fill::Denominator => {
-                    let x =
-                        if i < edges.len() as u64 || bits.is_multiple_of(7) { edge } else { tame(meta.dtype, bits) };
+                    let x = if i < edges.len() as u64 || bits.is_multiple_of(7) {
+                        edge
+                    } else {
+                        tame(meta.dtype, bits)
+                    };
                     let refused = match x.to_i64() {
                         0 => true,
                         -1 => fill == Fill::Denominator,

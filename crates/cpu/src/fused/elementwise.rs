@@ -47,7 +47,8 @@ impl Fuser<View> for Elementwise {
     }
 
     fn offer(&mut self, at: usize, window: &Window<'_>) -> Status {
-        let taken = self.status == Status::Open && window.node(at).is_some_and(|node| self.takes(node, window));
+        let taken =
+            self.status == Status::Open && window.node(at).is_some_and(|node| self.takes(node, window));
         if taken {
             self.places.push(at);
         } else {
@@ -243,7 +244,13 @@ enum Place {
 }
 
 impl<'a> Run<'a> {
-    fn new(cx: &Context<'_>, program: &'a Program, nodes: &[&Node], dying: &[Id], handles: &dyn Handles<View>) -> Result<Run<'a>, Error> {
+    fn new(
+        cx: &Context<'_>,
+        program: &'a Program,
+        nodes: &[&Node],
+        dying: &[Id],
+        handles: &dyn Handles<View>,
+    ) -> Result<Run<'a>, Error> {
         let missing = |id: Id| Error::UnknownValue(id);
         let mut shape: Option<Shape> = None;
         let mut metas: Vec<Meta> = Vec::new();
@@ -305,7 +312,10 @@ impl<'a> Run<'a> {
                     }
                     Source::Value(v) => {
                         let value = &program.instructions[v as usize];
-                        let place = match results.iter().position(|(id, _)| *id == nodes[value.node as usize].outs[0]) {
+                        let place = match results
+                            .iter()
+                            .position(|(id, _)| *id == nodes[value.node as usize].outs[0])
+                        {
                             Some(result) => Place::Result(result),
                             None => Place::Slot(value.slot as usize),
                         };
@@ -322,7 +332,10 @@ impl<'a> Run<'a> {
                 .ok_or_else(|| Error::Unsupported { op: node.op.name().into(), device: "cpu".into() })?;
             let out = if instruction.stored {
                 let meta = Meta { dtype: metas[at].dtype, shape };
-                let old = dying.iter().copied().find(|id| !overwritten.contains(id) && replaceable(cx, handles, *id, meta));
+                let old = dying
+                    .iter()
+                    .copied()
+                    .find(|id| !overwritten.contains(id) && replaceable(cx, handles, *id, meta));
                 let view = match old.and_then(|id| handles.get(id)) {
                     Some(view) => View { dtype: meta.dtype, ..view.clone() },
                     None => cx.fresh(meta)?,
@@ -375,7 +388,9 @@ impl<'a> Run<'a> {
         }
         let place = |p: Place| match p {
             Place::Slot(i) => slot(i),
-            Place::Load(i) if self.loads[i].direct => loads[i].0.wrapping_add(from * self.loads[i].view.dtype.size()),
+            Place::Load(i) if self.loads[i].direct => {
+                loads[i].0.wrapping_add(from * self.loads[i].view.dtype.size())
+            }
             Place::Load(i) => slot(self.loads[i].slot),
             Place::Result(i) => results[i].0.wrapping_add(from * self.results[i].1.dtype.size()),
         };

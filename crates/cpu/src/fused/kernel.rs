@@ -197,4 +197,3 @@ pub(super) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: us
         }),
     }
 }
-

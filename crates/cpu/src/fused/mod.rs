@@ -11,12 +11,12 @@ mod rows;
 pub(crate) use elementwise::Elementwise;
 pub(crate) use rows::Rows;
 
-use kiln_fuse::Window;
+use kiln_fuse::{LAUNCH, Window};
 use kiln_ir::Id;
 
-/// Bytes that need not be moved when the nodes at `places` run as one; a launch counts as 4 KiB.
+/// Bytes that need not be moved when the nodes at `places` run as one; a launch counts as [`LAUNCH`].
 fn saved(window: &Window<'_>, places: &[usize]) -> f64 {
-    let mut saved = 4096 * places.len().saturating_sub(1);
+    let mut saved = LAUNCH * places.len().saturating_sub(1);
     let mut read: Vec<Id> = Vec::new();
     for node in places.iter().filter_map(|&at| window.node(at)) {
         for &id in &node.ins {

@@ -49,7 +49,14 @@ pub(crate) struct Rows {
 
 impl Rows {
     pub fn new(arena: Arc<Arena>) -> Rows {
-        Rows { arena, places: Vec::new(), forms: FxHashMap::default(), wide: None, axes: None, status: Status::Open }
+        Rows {
+            arena,
+            places: Vec::new(),
+            forms: FxHashMap::default(),
+            wide: None,
+            axes: None,
+            status: Status::Open,
+        }
     }
 
     /// The form of a node's result, if the node fits.
@@ -209,7 +216,12 @@ struct Program {
 fn program(window: &Window<'_>, places: &[usize], forms: &FxHashMap<Id, Form>) -> Program {
     let nodes: Vec<&Node> = places.iter().filter_map(|&at| window.node(at)).collect();
     let mut values: FxHashMap<Id, Source> = FxHashMap::default();
-    let mut program = Program { nodes: nodes.len() as u32, instructions: Vec::new(), readings: Vec::new(), kept_numbers: Vec::new() };
+    let mut program = Program {
+        nodes: nodes.len() as u32,
+        instructions: Vec::new(),
+        readings: Vec::new(),
+        kept_numbers: Vec::new(),
+    };
     for (i, node) in nodes.iter().enumerate() {
         let (i, out) = (i as u32, node.outs[0]);
         let leaves = window.leaves(out, places);
@@ -231,10 +243,19 @@ fn program(window: &Window<'_>, places: &[usize], forms: &FxHashMap<Id, Form>) -
             }
             _ => {
                 let args = node.ins.iter().enumerate();
-                let args = args.map(|(k, id)| values.get(id).copied().unwrap_or(Source::Load(i, k as u32))).collect();
+                let args = args
+                    .map(|(k, id)| values.get(id).copied().unwrap_or(Source::Load(i, k as u32)))
+                    .collect();
                 values.insert(out, Source::Value(program.instructions.len() as u32));
                 let (wide, reduce) = (forms[&out] == Form::Wide, matches!(node.op, Op::Reduce { .. }));
-                program.instructions.push(Instruction { node: i, args, wide, reduce, stored: leaves, named: leaves });
+                program.instructions.push(Instruction {
+                    node: i,
+                    args,
+                    wide,
+                    reduce,
+                    stored: leaves,
+                    named: leaves,
+                });
             }
         }
     }
@@ -259,14 +280,17 @@ impl Optimization<View> for FusedRows {
         let cx = Context { arena: &self.arena, place: handles.place() };
         let run = Run::new(&cx, &self.program, nodes, dying, handles)?;
         run.all();
-        let view = |value: u32| run.results.iter().find(|r| r.instruction == value as usize).map(|r| r.view.clone());
+        let view =
+            |value: u32| run.results.iter().find(|r| r.instruction == value as usize).map(|r| r.view.clone());
         let mut puts: Vec<(Id, View)> = Vec::new();
         for &(node, value) in &self.program.readings {
             let node = nodes[node as usize];
             let view = view(value).ok_or(Error::UnknownValue(node.outs[0]))?;
             let view = match &node.op {
                 Op::Move(Move::Expand(shape)) => view.expanded(shape),
-                Op::Move(Move::Reshape(shape)) => view.reshaped(shape).ok_or(Error::UnknownValue(node.outs[0]))?,
+                Op::Move(Move::Reshape(shape)) => {
+                    view.reshaped(shape).ok_or(Error::UnknownValue(node.outs[0]))?
+                }
                 _ => view,
             };
             puts.push((node.outs[0], view));
@@ -274,7 +298,10 @@ impl Optimization<View> for FusedRows {
         for &number in &self.program.kept_numbers {
             let node = nodes[number as usize];
             if let Op::Full { shape, value } = &node.op {
-                puts.push((node.outs[0], cx.filled(Meta::new(value.dtype(), []), &value.to_bytes())?.expanded(shape)));
+                puts.push((
+                    node.outs[0],
+                    cx.filled(Meta::new(value.dtype(), []), &value.to_bytes())?.expanded(shape),
+                ));
             }
         }
         puts.extend(run.results.iter().filter(|r| r.named).map(|r| (r.id, r.view.clone())));
@@ -333,7 +360,13 @@ enum Place {
 }
 
 impl Run {
-    fn new(cx: &Context<'_>, program: &Program, nodes: &[&Node], dying: &[Id], handles: &dyn Handles<View>) -> Result<Run, Error> {
+    fn new(
+        cx: &Context<'_>,
+        program: &Program,
+        nodes: &[&Node],
+        dying: &[Id],
+        handles: &dyn Handles<View>,
+    ) -> Result<Run, Error> {
         let unfit = |node: &Node| Error::Unsupported { op: node.op.name().into(), device: "rows".into() };
         let find = |id: Id| handles.get(id).ok_or(Error::UnknownValue(id));
         let metas = metas(program, nodes, &find)?;
@@ -406,7 +439,13 @@ impl Run {
                                 run.slots += 1;
                                 let (out, size) = (Place::Slot(run.slots - 1), dtype.size());
                                 let args = SmallVec::from_slice(&[place]);
-                                run.steps.push(Bound { work: Work::Spread(size), args, out, wide: true, size });
+                                run.steps.push(Bound {
+                                    work: Work::Spread(size),
+                                    args,
+                                    out,
+                                    wide: true,
+                                    size,
+                                });
                                 run.slots - 1
                             });
                             (Place::Slot(slot), dtype)
@@ -426,14 +465,23 @@ impl Run {
                 _ => Work::Map(Call::new(node, from, meta.dtype).ok_or_else(|| unfit(node))?),
             };
             let out = if instruction.stored {
-                let old = dying.iter().copied().find(|id| !overwritten.contains(id) && replaceable(cx, handles, *id, meta));
+                let old = dying
+                    .iter()
+                    .copied()
+                    .find(|id| !overwritten.contains(id) && replaceable(cx, handles, *id, meta));
                 let view = match old.and_then(|id| handles.get(id)) {
                     Some(view) => View { dtype: meta.dtype, ..view.clone() },
                     None => cx.fresh(meta)?,
                 };
                 overwritten.extend(old);
                 let id = node.outs[0];
-                run.results.push(Stored { instruction: at, id, view, wide: instruction.wide, named: instruction.named });
+                run.results.push(Stored {
+                    instruction: at,
+                    id,
+                    view,
+                    wide: instruction.wide,
+                    named: instruction.named,
+                });
                 Place::Result(run.results.len() - 1)
             } else {
                 run.slots += 1;
@@ -474,8 +522,16 @@ impl Run {
     }
 
     /// Runs every instruction over `count` rows from `first` on.
-    fn block(&self, slot: &dyn Fn(usize) -> *mut u8, bases: &[Base], results: &[Base], first: usize, count: usize) {
-        let extent = |wide: bool| if wide { (first * self.length, count * self.length) } else { (first, count) };
+    fn block(
+        &self,
+        slot: &dyn Fn(usize) -> *mut u8,
+        bases: &[Base],
+        results: &[Base],
+        first: usize,
+        count: usize,
+    ) {
+        let extent =
+            |wide: bool| if wide { (first * self.length, count * self.length) } else { (first, count) };
         for (i, load) in self.loads.iter().enumerate() {
             if !load.direct {
                 let (from, len) = extent(self.load_wide[i]);
@@ -500,8 +556,11 @@ impl Run {
                 Work::Map(call) => {
                     let len = extent(step.wide).1;
                     for at in (0..len).step_by(TILE) {
-                        let parts: SmallVec<[*const u8; 3]> =
-                            args.iter().enumerate().map(|(k, x)| x.wrapping_add(at * call.operand_size(k))).collect();
+                        let parts: SmallVec<[*const u8; 3]> = args
+                            .iter()
+                            .enumerate()
+                            .map(|(k, x)| x.wrapping_add(at * call.operand_size(k)))
+                            .collect();
                         // SAFETY: scratch tiles hold a block of eight-byte elements, loads and results a block from
                         // `first` on; no scratch tile is used twice, overwritten operands were copied to scratch, and
                         // other results are fresh, so nothing overlaps. Blocks of different threads are disjoint.
@@ -509,7 +568,9 @@ impl Run {
                     }
                 }
                 // SAFETY: as above.
-                Work::Reduce(kind, dtype) => unsafe { reduction::rows(*kind, *dtype, args[0], count, self.length, out) },
+                Work::Reduce(kind, dtype) => unsafe {
+                    reduction::rows(*kind, *dtype, args[0], count, self.length, out)
+                },
                 // SAFETY: as above; a narrow tile holds `count` elements.
                 Work::Spread(size) => unsafe { spread(args[0], *size, count, self.length, out) },
             }
@@ -530,7 +591,11 @@ unsafe fn spread(x: *const u8, size: usize, count: usize, length: usize, out: *m
 }
 
 /// The meta of each instruction's result.
-fn metas<'h>(program: &Program, nodes: &[&Node], find: &dyn Fn(Id) -> Result<&'h View, Error>) -> Result<Vec<Meta>, Error> {
+fn metas<'h>(
+    program: &Program,
+    nodes: &[&Node],
+    find: &dyn Fn(Id) -> Result<&'h View, Error>,
+) -> Result<Vec<Meta>, Error> {
     let mut metas: Vec<Meta> = Vec::with_capacity(program.instructions.len());
     let mut read: FxHashMap<Id, Meta> = FxHashMap::default();
     for node in nodes {
@@ -585,8 +650,9 @@ impl Program {
         let count = r.length(1).ok()?;
         let kept_numbers = (0..count).map(|_| int(&mut r).filter(|n| *n < nodes)).collect::<Option<_>>()?;
         let count = r.length(2).ok()?;
-        let readings: Vec<(u32, u32)> =
-            (0..count).map(|_| Some((int(&mut r).filter(|n| *n < nodes)?, int(&mut r)?))).collect::<Option<_>>()?;
+        let readings: Vec<(u32, u32)> = (0..count)
+            .map(|_| Some((int(&mut r).filter(|n| *n < nodes)?, int(&mut r)?)))
+            .collect::<Option<_>>()?;
         let count = r.length(3).ok()?;
         let mut instructions = Vec::new();
         for at in 0..count {
@@ -601,7 +667,14 @@ impl Program {
                 })
                 .collect::<Option<_>>()?;
             let flag = |bit: u32| flags & bit != 0;
-            instructions.push(Instruction { node, args, wide: flag(1), reduce: flag(2), stored: flag(4), named: flag(8) });
+            instructions.push(Instruction {
+                node,
+                args,
+                wide: flag(1),
+                reduce: flag(2),
+                stored: flag(4),
+                named: flag(8),
+            });
         }
         let fits = r.is_empty() && readings.iter().all(|&(_, v)| (v as usize) < instructions.len());
         fits.then_some(Program { nodes, instructions, readings, kept_numbers })

@@ -49,14 +49,7 @@ pub(super) trait Kernel<T: Compute>: 'static {
 
     /// # Safety
     /// As for `chains_body`.
-    unsafe fn chains<S: Source<T>>(
-        length: usize,
-        a: *const S,
-        sa: isize,
-        b: *const S,
-        sb: isize,
-        to: *mut T,
-    );
+    unsafe fn chains<S: Source<T>>(length: usize, a: *const S, sa: isize, b: *const S, sb: isize, to: *mut T);
 
     /// # Safety
     /// As for `gemm`.

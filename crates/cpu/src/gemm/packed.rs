@@ -47,10 +47,7 @@ pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S
 ///
 /// # Safety
 /// As for `route`.
-unsafe fn packed_by<K: Kernel<T>, S: Source<T>, T: Compute>(
-    p: Product<S, T>,
-    threads: usize,
-) {
+unsafe fn packed_by<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, threads: usize) {
     let wide = threads > 1;
     let (a_strips, b_strips) = (p.m.div_ceil(K::MR), p.n.div_ceil(K::NR));
     let a = Side { lines: p.m, width: K::MR, ptr: p.a.ptr, ls: p.a.rs, ks: p.a.cs };

@@ -14,7 +14,11 @@ thread_local! {
 
 /// Memory for `n` numbers, kept by the thread for the next call. Taken out while in use, so that a nested use would
 /// get memory of its own. T is a plain number.
-pub(super) fn with_scratch<T: Copy>(key: &'static LocalKey<Cell<Option<Buffer>>>, n: usize, f: impl FnOnce(*mut T)) {
+pub(super) fn with_scratch<T: Copy>(
+    key: &'static LocalKey<Cell<Option<Buffer>>>,
+    n: usize,
+    f: impl FnOnce(*mut T),
+) {
     let memory = taken(key, n * size_of::<T>());
     f(memory.as_mut_ptr().cast());
     key.set(Some(memory));

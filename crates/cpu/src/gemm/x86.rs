@@ -90,8 +90,7 @@ fn blocks(kc: usize, steps: usize, width: usize, lines: usize) -> impl Iterator<
 #[inline(always)]
 unsafe fn ahead<T>(strip: &Strip<T>, group: usize, lines: usize, k: usize) {
     for line in 0..lines {
-        let at =
-            strip.from.wrapping_offset((group + line) as isize * strip.ls).wrapping_add(k).cast::<i8>();
+        let at = strip.from.wrapping_offset((group + line) as isize * strip.ls).wrapping_add(k).cast::<i8>();
         for part in 0..4 {
             // SAFETY: a prefetch reads nothing.
             unsafe { _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(64 * part)) };

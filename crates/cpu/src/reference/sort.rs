@@ -82,7 +82,8 @@ mod tests {
     #[test]
     fn ranks_order_as_values_do() {
         let inf = f64::INFINITY;
-        let floats = [-inf, -1e300, -2.0, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, 2.0, 1e300, inf, f64::NAN, -f64::NAN];
+        let floats =
+            [-inf, -1e300, -2.0, -1.5, -5e-324, -0.0, 0.0, 5e-324, 1.5, 2.0, 1e300, inf, f64::NAN, -f64::NAN];
         for a in floats {
             for b in floats {
                 let want = a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()));
