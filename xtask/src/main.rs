@@ -16,6 +16,7 @@ usage: cargo xtask <command>
 
   check          format, dependencies, lints, tests, examples, documentation, CONTRIBUTING's guide, README
   check --fast   format, dependencies, lints, tests
+  guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
   bench          the benchmarks of kiln-tensor";
 
 /// Crates that talk to networks or people: the tensor core must build without them.
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
     let outcome = match args[..] {
         ["check"] => check_fast().and_then(|()| check_rest()),
         ["check", "--fast"] => check_fast(),
+        ["guide"] => guide::follow(),
         ["bench"] => step("bench", cargo("bench -p kiln-tensor")),
         _ => {
             eprintln!("{USAGE}");

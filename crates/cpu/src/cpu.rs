@@ -5,7 +5,7 @@ use crate::arena::{self, Arena};
 use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::{Shared, View};
-use crate::{elementwise, fused, interpreter, movement, pool, product, reduction};
+use crate::{convolution, elementwise, fused, interpreter, movement, pool, product, reduction};
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Usage};
 use kiln_fuse::Fuser;
 use kiln_ir::{DType, Meta, Op, Shape, infer};
@@ -142,6 +142,9 @@ impl Kernels for CpuKernels {
                 one(reduction::reduce(&cx, *kind, *axes, &ins[0], out))
             }
             Op::Dot { transpose } => one(product::dot(&cx, *transpose, &ins[0], &ins[1], out)),
+            Op::Conv { kind, conv } if convolution::has_kernel(out.dtype) => {
+                one(convolution::conv(&cx, *kind, conv, &ins[0], &ins[1], out))
+            }
             Op::Named(_) => self.lowered(op, ins, place),
             Op::Iota { .. }
             | Op::Random { .. }

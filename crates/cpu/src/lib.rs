@@ -16,13 +16,15 @@ pub mod pool;
 mod view;
 
 mod tile;
-mod slices;
+mod versions;
+pub mod slices;
 mod convert;
 mod elementwise;
 mod movement;
 mod reduction;
 pub mod gemm;
 mod product;
+mod convolution;
 mod composite;
 mod fused;
 
@@ -30,4 +32,4 @@ pub use cpu::{Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};
 
 /// Names everything that decides the bits of this crate's results.
-pub const NUMERICS: &str = "cpu-1";
+pub const NUMERICS: &str = "cpu-2";

@@ -9,6 +9,7 @@ use crate::pool;
 use crate::reference::Number;
 use crate::reference::order::{self, INNER, OUTER};
 use crate::tile::{Out, Source};
+use crate::versions::versions;
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
@@ -111,19 +112,54 @@ struct Fold<T: Number> {
     finish: fn(&[T::Wide], usize, &mut [T]),
 }
 
-impl<T: Number> Fold<T> {
+impl<T: Folds> Fold<T> {
     fn of<C: Combine<T::Wide>>() -> Fold<T> {
         Fold {
             identity: C::IDENTITY,
             combine: C::combine,
-            chunk: chunk::<T, C>,
-            step: step::<T, C>,
-            join: join::<T, C>,
+            chunk: T::chunk::<C>,
+            step: T::step::<C>,
+            join: T::join::<C>,
             finish: rounded,
         }
     }
 }
 
+/// The loops of a type: f32 has them for each instruction set, in the same order of lanes.
+trait Folds: Number {
+    fn chunk<C: Combine<Self::Wide>>(x: &[Self]) -> Self::Wide {
+        chunk::<Self, C>(x)
+    }
+    fn step<C: Combine<Self::Wide>>(sums: &mut [Self::Wide], x: &[Self]) {
+        step::<Self, C>(sums, x);
+    }
+    fn join<C: Combine<Self::Wide>>(left: &mut [Self::Wide], right: &[Self::Wide]) {
+        join::<Self, C>(left, right);
+    }
+}
+macro_rules! portable {
+    ($($t:ident)*) => { $(impl Folds for $t {})* };
+}
+portable!(f64 f16 bf16 i64 i32 i16 i8 u64 u32 u16 u8);
+
+impl Folds for f32 {
+    fn chunk<C: Combine<f32>>(x: &[f32]) -> f32 {
+        chunk_f32::<C>(x)
+    }
+    fn step<C: Combine<f32>>(sums: &mut [f32], x: &[f32]) {
+        step_f32::<C>(sums, x);
+    }
+    fn join<C: Combine<f32>>(left: &mut [f32], right: &[f32]) {
+        join_f32::<C>(left, right);
+    }
+}
+versions! {
+    fn chunk_f32<C: Combine<f32>>(x: &[f32]) -> f32 = chunk::<f32, C>;
+    fn step_f32<C: Combine<f32>>(sums: &mut [f32], x: &[f32]) = step::<f32, C>;
+    fn join_f32<C: Combine<f32>>(left: &mut [f32], right: &[f32]) = join::<f32, C>;
+}
+
+#[inline(always)]
 fn chunk<T: Number, C: Combine<T::Wide>>(x: &[T]) -> T::Wide {
     let mut lanes = [C::IDENTITY; INNER.lanes];
     let (groups, rest) = x.as_chunks::<{ INNER.lanes }>();
@@ -138,12 +174,14 @@ fn chunk<T: Number, C: Combine<T::Wide>>(x: &[T]) -> T::Wide {
     order::combine_lanes(&mut lanes, C::combine)
 }
 
+#[inline(always)]
 fn step<T: Number, C: Combine<T::Wide>>(sums: &mut [T::Wide], x: &[T]) {
     for (sum, x) in sums.iter_mut().zip(x) {
         *sum = C::combine(*sum, x.widen());
     }
 }
 
+#[inline(always)]
 fn join<T: Number, C: Combine<T::Wide>>(left: &mut [T::Wide], right: &[T::Wide]) {
     for (left, &right) in left.iter_mut().zip(right) {
         *left = C::combine(*left, right);
@@ -338,6 +376,39 @@ impl<A> Tree<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gemm::Isa;
+
+    /// Bits of each loop on each instruction set, on values whose sum depends on its order, and on NaN and zeros.
+    fn same_everywhere<C: Combine<f32>>() {
+        let mut x: Vec<f32> =
+            (0..777).map(|i| ((i * 7919 % 1013) as f32 - 500.0) * 10f32.powi(i * 31 % 9 - 4)).collect();
+        x.extend([0.0, -0.0, f32::INFINITY, 1.0, -0.0, f32::NAN, 3.0]);
+        let bits = |x: &[f32]| x.iter().map(|x| if x.is_nan() { 1 } else { x.to_bits() }).collect::<Vec<_>>();
+        for len in [0, 1, 15, 16, 17, 100, 512, 777, 778, 784] {
+            let x = &x[..len];
+            let run = |isa: Isa| {
+                let (mut sums, mut joined) = (vec![0.5; len], vec![-0.0; len]);
+                // SAFETY: only what this machine has is tried.
+                let chunk = unsafe {
+                    step_f32::on::<C>(isa, &mut sums, x);
+                    join_f32::on::<C>(isa, &mut joined, x);
+                    chunk_f32::on::<C>(isa, x)
+                };
+                [bits(&[chunk]), bits(&sums), bits(&joined)]
+            };
+            for isa in Isa::ALL.into_iter().filter(|isa| isa.supported()) {
+                assert_eq!(run(isa), run(Isa::Interp), "{len} on {}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_reduces_to_the_same_bits() {
+        same_everywhere::<Sum>();
+        same_everywhere::<Prod>();
+        same_everywhere::<Max>();
+        same_everywhere::<Min>();
+    }
 
     #[test]
     fn the_growing_tree_is_the_tree() {

@@ -1,7 +1,17 @@
-//! Convolution and its adjoints: each output is one chain of fused multiply-adds from 0; padding takes no part in it.
+//! Convolution and its adjoints, as the matrix products they are.
+//!
+//! The order of additions is that of [`dot`](super::dot): products are chained by fused multiply-adds from 0 over
+//! panels of K, and panels are added in order. What K is:
+//! - forward: the channels of the group, then the places of the kernel;
+//! - weight: the batch, then the places of y;
+//! - input: the outputs of the group, for each place of the kernel that x meets; these sums are added to 0 in the
+//!   kernel's order, which is what scattering the columns of wᵀ y gives.
+//!
+//! Padding takes part as zeros: 0 times infinity is NaN there too.
 
 use super::array::{Array, Value, with_numbers};
 use super::number::{Number, widen};
+use super::order::PANEL;
 use super::window::Window;
 use kiln_ir::math::Num;
 use kiln_ir::{Conv, ConvKind, Shape};
@@ -50,23 +60,23 @@ impl Plan {
         let (x, w) = (widen(x), widen(w));
         let mut out = vec![T::default(); self.batch * self.outputs * ys];
         for p in 0..ys {
-            let taps = self.window.of_y(p);
+            let taps = by_second(self.window.of_y(p), ks);
             for n in 0..self.batch {
                 for o in 0..self.outputs {
-                    let mut acc = T::Wide::ZERO;
+                    let mut sum = Sum::<T>::default();
                     for c in 0..self.inner {
                         let x = &x[(n * self.channels + o / self.share * self.inner + c) * xs..][..xs];
                         let w = &w[(o * self.inner + c) * ks..][..ks];
-                        acc = chain::<T>(acc, &taps, x, w);
+                        taps.iter().zip(w).for_each(|(&i, &w)| sum.chain(padded(x, i), w));
                     }
-                    out[(n * self.outputs + o) * ys + p] = T::narrow(acc);
+                    out[(n * self.outputs + o) * ys + p] = T::narrow(sum.total());
                 }
             }
         }
         out
     }
 
-    /// Sums over the outputs of the group, then the kernel.
+    /// Sums over the outputs of the group for each place of the kernel, then over the kernel.
     fn input<T: Number>(&self, y: &[T], w: &[T]) -> Vec<T> {
         let (xs, ks, ys) = (self.window.x(), self.window.kernel(), self.window.y());
         let (y, w) = (widen(y), widen(w));
@@ -76,13 +86,16 @@ impl Plan {
             for n in 0..self.batch {
                 for channel in 0..self.channels {
                     let (group, c) = (channel / self.inner, channel % self.inner);
-                    let mut acc = T::Wide::ZERO;
-                    for o in group * self.share..((group + 1) * self.share).min(self.outputs) {
-                        let y = &y[(n * self.outputs + o) * ys..][..ys];
-                        let w = &w[(o * self.inner + c) * ks..][..ks];
-                        acc = chain::<T>(acc, &taps, y, w);
-                    }
-                    out[(n * self.channels + channel) * xs + q] = T::narrow(acc);
+                    let outputs = group * self.share..((group + 1) * self.share).min(self.outputs);
+                    let column = |&(p, k): &(usize, usize)| {
+                        let mut sum = Sum::<T>::default();
+                        for o in outputs.clone() {
+                            sum.chain(w[(o * self.inner + c) * ks + k], y[(n * self.outputs + o) * ys + p]);
+                        }
+                        sum.total()
+                    };
+                    let total = taps.iter().map(column).fold(T::Wide::ZERO, Num::add);
+                    out[(n * self.channels + channel) * xs + q] = T::narrow(total);
                 }
             }
         }
@@ -95,16 +108,16 @@ impl Plan {
         let (x, y) = (widen(x), widen(y));
         let mut out = vec![T::default(); self.outputs * self.inner * ks];
         for k in 0..ks {
-            let taps = self.window.of_kernel(k);
+            let taps = by_second(self.window.of_kernel(k), ys);
             for o in 0..self.outputs {
                 for c in 0..self.inner {
-                    let mut acc = T::Wide::ZERO;
+                    let mut sum = Sum::<T>::default();
                     for n in 0..self.batch {
                         let x = &x[(n * self.channels + o / self.share * self.inner + c) * xs..][..xs];
                         let y = &y[(n * self.outputs + o) * ys..][..ys];
-                        acc = chain::<T>(acc, &taps, x, y);
+                        taps.iter().zip(y).for_each(|(&i, &y)| sum.chain(padded(x, i), y));
                     }
-                    out[(o * self.inner + c) * ks + k] = T::narrow(acc);
+                    out[(o * self.inner + c) * ks + k] = T::narrow(sum.total());
                 }
             }
         }
@@ -112,6 +125,41 @@ impl Plan {
     }
 }
 
-fn chain<T: Number>(acc: T::Wide, taps: &[(usize, usize)], a: &[T::Wide], b: &[T::Wide]) -> T::Wide {
-    taps.iter().fold(acc, |acc, &(i, j)| T::fma(a[i], b[j], acc))
+/// The first places of `pairs` by their second ones, of which there are `n`; nothing where the second meets padding.
+fn by_second(pairs: Vec<(usize, usize)>, n: usize) -> Vec<Option<usize>> {
+    let mut places = vec![None; n];
+    pairs.into_iter().for_each(|(first, second)| places[second] = Some(first));
+    places
+}
+
+fn padded<A: Num>(x: &[A], at: Option<usize>) -> A {
+    at.map_or(A::ZERO, |i| x[i])
+}
+
+/// A sum of products in the order of a matrix product.
+struct Sum<T: Number> {
+    /// The panels before this one.
+    panels: Option<T::Wide>,
+    panel: T::Wide,
+    terms: usize,
+}
+
+impl<T: Number> Default for Sum<T> {
+    fn default() -> Sum<T> {
+        Sum { panels: None, panel: T::Wide::ZERO, terms: 0 }
+    }
+}
+
+impl<T: Number> Sum<T> {
+    fn chain(&mut self, a: T::Wide, b: T::Wide) {
+        if self.terms == PANEL {
+            *self = Sum { panels: Some(self.total()), ..Sum::default() };
+        }
+        self.panel = T::fma(a, b, self.panel);
+        self.terms += 1;
+    }
+
+    fn total(&self) -> T::Wide {
+        self.panels.map_or(self.panel, |panels| Num::add(panels, self.panel))
+    }
 }

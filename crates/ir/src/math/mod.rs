@@ -1,8 +1,14 @@
 //! The value of every elementwise operation on one element: the traits that the tables' value column is written in.
 //!
-//! f32 and f64 are computed in their own precision with the pure-Rust `libm`, not the platform's C library, so that
-//! the same program gives the same bits on every machine. f16 and bf16 are computed in f32 and rounded once a node;
-//! integers wrap. Division by zero and `MIN / -1` are refused by [`Num::divides`] before a value is asked for.
+//! f32 and f64 are computed in their own precision, f32 by the polynomials of [`single`] and f64 with the pure-Rust
+//! `libm`, never the platform's C library, so that the same program gives the same bits on every machine. f16 and bf16
+//! are computed in f32 and rounded once a node; integers wrap. Division by zero and `MIN / -1` are refused by
+//! [`Num::divides`] before a value is asked for.
+
+pub mod single;
+
+#[cfg(test)]
+mod tests;
 
 /// Numbers: both float widths and every integer.
 pub trait Num: Copy + PartialOrd + Send + Sync + 'static {
@@ -96,32 +102,37 @@ pub trait Float: Num {
     /// `self * a + b` with one rounding.
     fn fma(self, a: Self, b: Self) -> Self;
 
-    #[inline]
+    #[inline(always)]
     fn recip(self) -> Self {
         Self::ONE.div(self)
     }
-    #[inline]
+    /// With z = exp(-|x|), which cannot overflow, 1 - z / (1 + z) or z - z z / (1 + z): the sum's rounding hardly counts.
+    /// Within 1.6 ulp in f32.
+    #[inline(always)]
     fn sigmoid(self) -> Self {
-        Self::ONE.div(Self::ONE.add(self.neg().exp()))
+        let z = self.abs().neg().exp();
+        let whole = if self < Self::ZERO { z } else { Self::ONE };
+        whole.neg().fma(z.div(Self::ONE.add(z)), whole)
     }
     /// `log(1 + exp(x))`, and x itself above 20, where they agree.
-    #[inline]
+    #[inline(always)]
     fn softplus(self) -> Self {
-        if self > Self::of(20.0) { self } else { self.exp().ln_1p() }
+        let soft = self.exp().ln_1p();
+        if self > Self::of(20.0) { self } else { soft }
     }
-    #[inline]
+    #[inline(always)]
     fn log_sigmoid(self) -> Self {
         self.minimum(Self::ZERO).sub(self.abs().neg().exp().ln_1p())
     }
-    #[inline]
+    #[inline(always)]
     fn hard_sigmoid(self) -> Self {
         self.add(Self::of(3.0)).maximum(Self::ZERO).minimum(Self::of(6.0)).div(Self::of(6.0))
     }
-    #[inline]
+    #[inline(always)]
     fn gelu(self) -> Self {
         Self::of(0.5).mul(self).mul(Self::ONE.add(self.mul(Self::of(std::f64::consts::FRAC_1_SQRT_2)).erf()))
     }
-    #[inline]
+    #[inline(always)]
     fn gelu_tanh(self) -> Self {
         let inner = self.add(Self::of(0.044715).mul(self).mul(self).mul(self));
         Self::of(0.5).mul(self).mul(Self::ONE.add(Self::of(0.797_884_560_802_865_4).mul(inner).tanh()))
@@ -129,41 +140,39 @@ pub trait Float: Num {
 }
 
 macro_rules! floats {
-    ($($t:ident: $exp:ident $expm1:ident $log:ident $log1p:ident $log2:ident $sin:ident $cos:ident $tan:ident $asin:ident
-       $acos:ident $atan:ident $atan2:ident $sinh:ident $cosh:ident $tanh:ident $asinh:ident $acosh:ident $atanh:ident
-       $erf:ident $pow:ident;)*) => {$(
+    ($($t:ident by $functions:ident;)*) => {$(
         impl Num for $t {
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
-            #[inline]
+            #[inline(always)]
             fn add(self, o: $t) -> $t { self + o }
-            #[inline]
+            #[inline(always)]
             fn sub(self, o: $t) -> $t { self - o }
-            #[inline]
+            #[inline(always)]
             fn mul(self, o: $t) -> $t { self * o }
-            #[inline]
+            #[inline(always)]
             fn neg(self) -> $t { -self }
-            #[inline]
+            #[inline(always)]
             fn abs(self) -> $t { $t::abs(self) }
-            #[inline]
+            #[inline(always)]
             fn sign(self) -> $t {
                 if self > 0.0 { 1.0 } else if self < 0.0 { -1.0 } else { 0.0 }
             }
             // Commutative and associative to the bit, so that a reduction's order does not matter: every NaN is the
             // same, and of two zeros the maximum is the positive one. Equal numbers differ in the sign of zero at most.
-            #[inline]
+            #[inline(always)]
             fn maximum(self, o: $t) -> $t {
                 if self > o { self } else if o > self { o } else if self == o {
                     $t::from_bits(self.to_bits() & o.to_bits())
                 } else { $t::NAN }
             }
-            #[inline]
+            #[inline(always)]
             fn minimum(self, o: $t) -> $t {
                 if self < o { self } else if o < self { o } else if self == o {
                     $t::from_bits(self.to_bits() | o.to_bits())
                 } else { $t::NAN }
             }
-            #[inline]
+            #[inline(always)]
             fn floor_divide(self, o: $t) -> $t {
                 if o == 0.0 {
                     return self / o;
@@ -179,86 +188,91 @@ macro_rules! floats {
                 let floor = quotient.floor();
                 if quotient - floor > 0.5 { floor + 1.0 } else { floor }
             }
-            #[inline]
+            #[inline(always)]
             fn remainder(self, o: $t) -> $t {
                 let rest = self % o;
                 if rest != 0.0 && (rest < 0.0) != (o < 0.0) { rest + o } else { rest }
             }
-            #[inline]
+            #[inline(always)]
             fn fmod(self, o: $t) -> $t { self % o }
-            #[inline]
-            fn pow(self, o: $t) -> $t { libm::$pow(self, o) }
-            #[inline]
+            #[inline(always)]
+            fn pow(self, o: $t) -> $t { $functions::pow(self, o) }
+            #[inline(always)]
             fn nan(self) -> bool { self.is_nan() }
-            #[inline]
+            #[inline(always)]
             fn inf(self) -> bool { self.is_infinite() }
-            #[inline]
+            #[inline(always)]
             fn divides(self, _: $t) -> Result<(), DivideError> { Ok(()) }
         }
         impl Float for $t {
-            #[inline]
+            #[inline(always)]
             fn of(x: f64) -> $t { x as $t }
-            #[inline]
+            #[inline(always)]
             fn to(self) -> f64 { self as f64 }
-            #[inline]
+            #[inline(always)]
             fn div(self, o: $t) -> $t { self / o }
-            #[inline]
-            fn exp(self) -> $t { libm::$exp(self) }
-            #[inline]
-            fn exp_m1(self) -> $t { libm::$expm1(self) }
-            #[inline]
-            fn ln(self) -> $t { libm::$log(self) }
-            #[inline]
-            fn ln_1p(self) -> $t { libm::$log1p(self) }
-            #[inline]
-            fn log2(self) -> $t { libm::$log2(self) }
-            #[inline]
+            #[inline(always)]
+            fn exp(self) -> $t { $functions::exp(self) }
+            #[inline(always)]
+            fn exp_m1(self) -> $t { $functions::expm1(self) }
+            #[inline(always)]
+            fn ln(self) -> $t { $functions::log(self) }
+            #[inline(always)]
+            fn ln_1p(self) -> $t { $functions::log1p(self) }
+            #[inline(always)]
+            fn log2(self) -> $t { $functions::log2(self) }
+            #[inline(always)]
             fn sqrt(self) -> $t { $t::sqrt(self) }
-            #[inline]
-            fn sin(self) -> $t { libm::$sin(self) }
-            #[inline]
-            fn cos(self) -> $t { libm::$cos(self) }
-            #[inline]
-            fn tan(self) -> $t { libm::$tan(self) }
-            #[inline]
-            fn asin(self) -> $t { libm::$asin(self) }
-            #[inline]
-            fn acos(self) -> $t { libm::$acos(self) }
-            #[inline]
-            fn atan(self) -> $t { libm::$atan(self) }
-            #[inline]
-            fn atan2(self, o: $t) -> $t { libm::$atan2(self, o) }
-            #[inline]
-            fn sinh(self) -> $t { libm::$sinh(self) }
-            #[inline]
-            fn cosh(self) -> $t { libm::$cosh(self) }
-            #[inline]
-            fn tanh(self) -> $t { libm::$tanh(self) }
-            #[inline]
-            fn asinh(self) -> $t { libm::$asinh(self) }
+            #[inline(always)]
+            fn sin(self) -> $t { $functions::sin(self) }
+            #[inline(always)]
+            fn cos(self) -> $t { $functions::cos(self) }
+            #[inline(always)]
+            fn tan(self) -> $t { $functions::tan(self) }
+            #[inline(always)]
+            fn asin(self) -> $t { $functions::asin(self) }
+            #[inline(always)]
+            fn acos(self) -> $t { $functions::acos(self) }
+            #[inline(always)]
+            fn atan(self) -> $t { $functions::atan(self) }
+            #[inline(always)]
+            fn atan2(self, o: $t) -> $t { $functions::atan2(self, o) }
+            #[inline(always)]
+            fn sinh(self) -> $t { $functions::sinh(self) }
+            #[inline(always)]
+            fn cosh(self) -> $t { $functions::cosh(self) }
+            #[inline(always)]
+            fn tanh(self) -> $t { $functions::tanh(self) }
+            #[inline(always)]
+            fn asinh(self) -> $t { $functions::asinh(self) }
             // libm gives numbers for operands far below its domain.
-            #[inline]
-            fn acosh(self) -> $t { if self < 1.0 { $t::NAN } else { libm::$acosh(self) } }
-            #[inline]
-            fn atanh(self) -> $t { libm::$atanh(self) }
-            #[inline]
-            fn erf(self) -> $t { libm::$erf(self) }
-            #[inline]
+            #[inline(always)]
+            fn acosh(self) -> $t { if self < 1.0 { $t::NAN } else { $functions::acosh(self) } }
+            #[inline(always)]
+            fn atanh(self) -> $t { $functions::atanh(self) }
+            #[inline(always)]
+            fn erf(self) -> $t { $functions::erf(self) }
+            #[inline(always)]
             fn floor(self) -> $t { $t::floor(self) }
-            #[inline]
+            #[inline(always)]
             fn ceil(self) -> $t { $t::ceil(self) }
-            #[inline]
+            #[inline(always)]
             fn trunc(self) -> $t { $t::trunc(self) }
-            #[inline]
+            #[inline(always)]
             fn round_even(self) -> $t { $t::round_ties_even(self) }
-            #[inline]
+            #[inline(always)]
             fn fma(self, a: $t, b: $t) -> $t { self.mul_add(a, b) }
         }
     )*};
 }
-floats! {
-    f32: expf expm1f logf log1pf log2f sinf cosf tanf asinf acosf atanf atan2f sinhf coshf tanhf asinhf acoshf atanhf erff powf;
-    f64: exp expm1 log log1p log2 sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh erf pow;
+floats! { f32 by single; f64 by double; }
+
+/// Functions of f64.
+mod double {
+    pub use libm::{
+        acos, acosh, asin, asinh, atan, atan2, atanh, cos, cosh, erf, exp, expm1, log, log1p, log2, pow, sin,
+        sinh, tan, tanh,
+    };
 }
 
 macro_rules! ints {
@@ -267,25 +281,25 @@ macro_rules! ints {
         impl Num for $t {
             const ZERO: $t = 0;
             const ONE: $t = 1;
-            #[inline]
+            #[inline(always)]
             fn add(self, o: $t) -> $t { self.wrapping_add(o) }
-            #[inline]
+            #[inline(always)]
             fn sub(self, o: $t) -> $t { self.wrapping_sub(o) }
-            #[inline]
+            #[inline(always)]
             fn mul(self, o: $t) -> $t { self.wrapping_mul(o) }
-            #[inline]
+            #[inline(always)]
             fn neg(self) -> $t { self.wrapping_neg() }
-            #[inline]
+            #[inline(always)]
             fn abs(self) -> $t { if self < 0 { self.wrapping_neg() } else { self } }
-            #[inline]
+            #[inline(always)]
             fn sign(self) -> $t {
                 if self > 0 { 1 } else if self < 0 { (0 as $t).wrapping_sub(1) } else { 0 }
             }
-            #[inline]
+            #[inline(always)]
             fn maximum(self, o: $t) -> $t { Ord::max(self, o) }
-            #[inline]
+            #[inline(always)]
             fn minimum(self, o: $t) -> $t { Ord::min(self, o) }
-            #[inline]
+            #[inline(always)]
             fn floor_divide(self, o: $t) -> $t {
                 if o == 0 {
                     return 0;
@@ -294,7 +308,7 @@ macro_rules! ints {
                 let rest = self.wrapping_rem(o);
                 if rest != 0 && (rest < 0) != (o < 0) { quotient.wrapping_sub(1) } else { quotient }
             }
-            #[inline]
+            #[inline(always)]
             fn remainder(self, o: $t) -> $t {
                 if o == 0 {
                     return 0;
@@ -302,9 +316,9 @@ macro_rules! ints {
                 let rest = self.wrapping_rem(o);
                 if rest != 0 && (rest < 0) != (o < 0) { rest.wrapping_add(o) } else { rest }
             }
-            #[inline]
+            #[inline(always)]
             fn fmod(self, o: $t) -> $t { if o == 0 { 0 } else { self.wrapping_rem(o) } }
-            #[inline]
+            #[inline(always)]
             fn pow(self, o: $t) -> $t {
                 if o < 0 {
                     let minus_one = (0 as $t).wrapping_sub(1);
@@ -324,11 +338,11 @@ macro_rules! ints {
                 }
                 out
             }
-            #[inline]
+            #[inline(always)]
             fn nan(self) -> bool { false }
-            #[inline]
+            #[inline(always)]
             fn inf(self) -> bool { false }
-            #[inline]
+            #[inline(always)]
             fn divides(self, o: $t) -> Result<(), DivideError> {
                 if o == 0 {
                     Err(DivideError::ByZero)
@@ -340,13 +354,13 @@ macro_rules! ints {
             }
         }
         impl Bits for $t {
-            #[inline]
+            #[inline(always)]
             fn and(self, o: $t) -> $t { self & o }
-            #[inline]
+            #[inline(always)]
             fn or(self, o: $t) -> $t { self | o }
-            #[inline]
+            #[inline(always)]
             fn xor(self, o: $t) -> $t { self ^ o }
-            #[inline]
+            #[inline(always)]
             fn not(self) -> $t { !self }
         }
     )*};
@@ -354,44 +368,20 @@ macro_rules! ints {
 ints!(i64 true i32 true i16 true i8 true u64 false u32 false u16 false u8 false);
 
 impl Bits for bool {
-    #[inline]
+    #[inline(always)]
     fn and(self, o: bool) -> bool {
         self & o
     }
-    #[inline]
+    #[inline(always)]
     fn or(self, o: bool) -> bool {
         self | o
     }
-    #[inline]
+    #[inline(always)]
     fn xor(self, o: bool) -> bool {
         self ^ o
     }
-    #[inline]
+    #[inline(always)]
     fn not(self) -> bool {
         !self
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn integer_edges_are_defined() {
-        assert_eq!((-7i32).floor_divide(2), -4);
-        assert_eq!((-7i32).remainder(2), 1);
-        assert_eq!((-7i32).fmod(2), -1);
-        assert_eq!(i64::MIN.divides(-1), Err(DivideError::Overflow));
-        assert_eq!(5u8.divides(0), Err(DivideError::ByZero));
-        assert_eq!(5u8.divides(255), Ok(()));
-        assert_eq!(Num::pow(2i32, -1), 0);
-        assert_eq!(Num::pow(-1i32, -3), -1);
-        assert_eq!(Num::abs(i8::MIN), i8::MIN);
-    }
-
-    #[test]
-    fn maximum_propagates_nan() {
-        assert!(Num::maximum(f32::NAN, 1.0).nan() && Num::maximum(1f32, f32::NAN).nan());
-        assert!(Num::minimum(f64::NAN, 1.0).nan() && Num::minimum(1f64, f64::NAN).nan());
     }
 }
