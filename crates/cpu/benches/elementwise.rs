@@ -1,4 +1,4 @@
-//! GB/s (read and written) of elementwise loops and reductions over f32 on one thread, tile by tile as the device runs
+//! GB/s (read and written) of elementwise loops over f32 on one thread, tile by tile as the device runs
 //! them: `KILN_ISA=avx512|avx2|interp cargo bench -p kiln-cpu --bench elementwise`.
 
 use kiln_cpu::gemm::isa;
@@ -51,6 +51,9 @@ fn line(name: &str, rates: [f64; 2]) {
     println!("{name:12} {:8.1} {:8.1}", rates[0], rates[1]);
 }
 
+/// A loop over tiles of two operands.
+type Zip<'a> = dyn Fn(&[f32], &[f32], &mut [f32]) + 'a;
+
 /// Positive numbers up to 10, so that logarithms and powers take their usual path.
 fn noise(n: usize) -> Vec<f32> {
     (0..n).map(|i| ((i * 2_654_435_761) % 1_000_003) as f32 / 100_000.3).collect()
@@ -61,7 +64,7 @@ fn unary(n: usize, f: &dyn Fn(&[f32], &mut [f32])) -> f64 {
     rate(8 * n, || x.chunks(TILE).zip(y.chunks_mut(TILE)).for_each(|(x, y)| f(black_box(x), y)))
 }
 
-fn binary(n: usize, f: &dyn Fn(&[f32], &[f32], &mut [f32])) -> f64 {
+fn binary(n: usize, f: &Zip<'_>) -> f64 {
     let (a, b, mut y) = (noise(n), noise(n + 7)[7..].to_vec(), vec![0.0; n]);
     let pairs = || a.chunks(TILE).zip(b.chunks(TILE));
     rate(12 * n, || pairs().zip(y.chunks_mut(TILE)).for_each(|((a, b), y)| f(black_box(a), b, y)))

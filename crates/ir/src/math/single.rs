@@ -19,7 +19,7 @@ const LN2: [f32; 2] = [std::f32::consts::LN_2, -1.904_654_2e-9];
 /// log 2 to 15 bits, of which any exponent has an exact multiple, and the rest.
 const LN2_SHORT: [f32; 2] = [0.693_145_75, 1.428_606_8e-6];
 /// π/2 in three parts, each cut off rather than rounded: all are positive, so that -0 stays -0.
-const FRAC_PI_2: [f32; 3] = [1.570_796_25, 7.549_789_4e-8, 5.390_302_5e-15];
+const FRAC_PI_2: [f32; 3] = [f32::from_bits(0x3fc9_0fda), 7.549_789_4e-8, 5.390_302_5e-15];
 
 /// `c[0] + c[1] x + c[2] x² + …`
 #[inline(always)]

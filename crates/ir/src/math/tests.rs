@@ -1,5 +1,6 @@
 use super::single::{self, NEAR};
 use super::*;
+use std::f32::consts::{FRAC_1_SQRT_2, FRAC_PI_2, PI, SQRT_2, TAU};
 
 #[test]
 fn integer_edges_are_defined() {
@@ -55,8 +56,8 @@ fn sweep(step: usize) -> impl Iterator<Item = f32> {
         103.97,
         104.0,
         1.618,
-        0.707_106_77,
-        1.414_213_5,
+        FRAC_1_SQRT_2,
+        SQRT_2,
         NEAR,
         16_777_216.0,
         f32::MAX,
@@ -64,9 +65,9 @@ fn sweep(step: usize) -> impl Iterator<Item = f32> {
         f32::NAN,
         0.346_573_6,
         1.039_720_8,
-        3.141_592_7,
-        1.570_796_4,
-        6.283_185_5,
+        PI,
+        FRAC_PI_2,
+        TAU,
         22.0,
         355.0,
         710.0,
@@ -193,7 +194,7 @@ fn small_integers_and_squares_are_exact() {
 /// Functions made of the above, absolutely near where they are sums that cancel.
 #[test]
 fn compositions_stay_near() {
-    let cases: [(&str, fn(f32) -> f32, fn(f64) -> f64, f64); 6] = [
+    let cases: [Case; 6] = [
         ("softplus", Float::softplus, Float::softplus, 3.0),
         ("log_sigmoid", Float::log_sigmoid, Float::log_sigmoid, 3.0),
         ("gelu", Float::gelu, Float::gelu, 4.0),
