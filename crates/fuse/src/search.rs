@@ -49,7 +49,13 @@ pub(crate) fn search<V: 'static>(
             name: optimization.name(),
         });
     }
-    arrange(window, groups, &owner)
+    match arrange(window, groups, &owner) {
+        Some(plan) => plan,
+        // Groups that wait for each other are a fault of this search. Every window can run unfused.
+        None => {
+            arrange(window, Vec::new(), &vec![None; window.items.len()]).expect("single nodes are in order")
+        }
+    }
 }
 
 /// What is there when a set grows: the groups so far, and which nodes use each node's results.
@@ -62,13 +68,22 @@ struct Made<'a> {
 impl Made<'_> {
     /// Whether no way leads from the set out and back in. A group made before is entered and left as a whole.
     fn stands_alone(&self, set: &BTreeSet<usize>) -> bool {
-        // A way back ends before the set's last place, so nothing that wholly lies behind it needs a look.
-        let last = set.last().copied().unwrap_or(0);
+        // Ways lead forward, except that a group is entered at one place and left at an earlier one: nothing behind the
+        // last place of the set and of the groups that reach back across it needs a look.
+        let mut last = set.last().copied().unwrap_or(0);
+        while let Some((_, end)) = self
+            .groups
+            .iter()
+            .map(|g| (g[0], g[g.len() - 1]))
+            .find(|&(first, end)| first < last && end > last)
+        {
+            last = end;
+        }
         let first = |at: usize| self.owner[at].map_or(at, |g| self.groups[g][0]);
         let mut seen = vec![false; self.fed.len()];
         let mut places: Vec<usize> = Vec::new();
         let visit = |from: usize, places: &mut Vec<usize>| {
-            places.extend(self.fed[from].iter().filter(|&&to| !set.contains(&to) && first(to) < last));
+            places.extend(self.fed[from].iter().filter(|&&to| !set.contains(&to) && first(to) <= last));
         };
         set.iter().for_each(|&at| visit(at, &mut places));
         while let Some(at) = places.pop() {
@@ -169,7 +184,12 @@ fn offer<V: 'static>(
 }
 
 /// Orders groups and single nodes so that each runs after what it needs, and frees each value after its last use.
-fn arrange<V: 'static>(window: &Window<'_>, groups: Vec<Group<V>>, owner: &[Option<usize>]) -> Plan<V> {
+/// Nothing if groups wait for each other.
+fn arrange<V: 'static>(
+    window: &Window<'_>,
+    groups: Vec<Group<V>>,
+    owner: &[Option<usize>],
+) -> Option<Plan<V>> {
     // A unit is a group, or a node of its own; it is numbered by its first place.
     let unit = |at: usize| owner[at].map_or(at, |g| groups[g].places[0]);
     let members = |at: usize| owner[at].map_or_else(|| vec![at], |g| groups[g].places.clone());
@@ -200,6 +220,9 @@ fn arrange<V: 'static>(window: &Window<'_>, groups: Vec<Group<V>>, owner: &[Opti
         }
     }
     debug_assert_eq!(order.len(), units.len(), "groups wait for each other");
+    if order.len() != units.len() {
+        return None;
+    }
     let place: FxHashMap<usize, usize> = order.iter().enumerate().map(|(i, &u)| (u, i)).collect();
     // Frees, by the step after which they run: the last that uses or makes the value.
     let mut frees: Vec<Vec<usize>> = vec![Vec::new(); order.len()];
@@ -239,5 +262,5 @@ fn arrange<V: 'static>(window: &Window<'_>, groups: Vec<Group<V>>, owner: &[Opti
         }
         steps.extend(after);
     }
-    Plan { groups, steps }
+    Some(Plan { groups, steps })
 }

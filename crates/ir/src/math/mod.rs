@@ -160,17 +160,20 @@ macro_rules! floats {
             }
             // Commutative and associative to the bit, so that a reduction's order does not matter: every NaN is the
             // same, and of two zeros the maximum is the positive one. Equal numbers differ in the sign of zero at most.
+            // Without branches, because lanes of a reduction become a vector only so.
             #[inline(always)]
             fn maximum(self, o: $t) -> $t {
-                if self > o { self } else if o > self { o } else if self == o {
-                    $t::from_bits(self.to_bits() & o.to_bits())
-                } else { $t::NAN }
+                let larger = if self > o { self } else { o };
+                let tied = $t::from_bits(self.to_bits() & o.to_bits());
+                let y = if self == o { tied } else { larger };
+                if self.is_nan() | o.is_nan() { $t::NAN } else { y }
             }
             #[inline(always)]
             fn minimum(self, o: $t) -> $t {
-                if self < o { self } else if o < self { o } else if self == o {
-                    $t::from_bits(self.to_bits() | o.to_bits())
-                } else { $t::NAN }
+                let smaller = if self < o { self } else { o };
+                let tied = $t::from_bits(self.to_bits() | o.to_bits());
+                let y = if self == o { tied } else { smaller };
+                if self.is_nan() | o.is_nan() { $t::NAN } else { y }
             }
             #[inline(always)]
             fn floor_divide(self, o: $t) -> $t {
