@@ -5,6 +5,7 @@
 //! those of the unfused device, so the bits are too. Numbers come from the nodes themselves at every run.
 
 use super::kernel::{Base, Call, Load, gather, is_fusible, kernel, replaceable, splat, with_scratch};
+use super::source::{self, Source, int};
 use crate::arena::Arena;
 use crate::cpu::Context;
 use crate::tile::{TILE, tiles};
@@ -89,17 +90,6 @@ impl Fuser<View> for Elementwise {
     fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<View>>> {
         Some(Arc::new(Fused { program: Program::decode(state)?, arena: self.arena.clone() }))
     }
-}
-
-/// Where an instruction finds an operand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
-    /// Operand `1` of node `0`, from memory.
-    Load(u32, u32),
-    /// The number that node `0` gives everywhere.
-    Number(u32),
-    /// The result of an instruction.
-    Value(u32),
 }
 
 /// One node.
@@ -417,15 +407,7 @@ impl Program {
             w.int(i.node as u64);
             w.int(i.stored as u64);
             w.int(i.slot as u64);
-            w.int(i.args.len() as u64);
-            for arg in &i.args {
-                let (kind, a, b) = match *arg {
-                    Source::Load(a, b) => (0, a, b),
-                    Source::Number(a) => (1, a, 0),
-                    Source::Value(a) => (2, a, 0),
-                };
-                [kind, a as u64, b as u64].into_iter().for_each(|x| w.int(x));
-            }
+            source::encode(&i.args, &mut w);
         }
         w.bytes
     }
@@ -433,7 +415,6 @@ impl Program {
     /// The program that was encoded, if these bytes are one whose parts all fit together.
     fn decode(bytes: &[u8]) -> Option<Program> {
         let mut r = Reader::new(bytes);
-        let int = |r: &mut Reader<'_>| r.int().ok().and_then(|x| u32::try_from(x).ok());
         let (nodes, slots) = (int(&mut r)?, int(&mut r)?);
         let count = r.length(1).ok()?;
         let kept_numbers = (0..count).map(|_| int(&mut r).filter(|n| *n < nodes)).collect::<Option<_>>()?;
@@ -441,20 +422,28 @@ impl Program {
         let mut instructions = Vec::new();
         for at in 0..count {
             let (node, stored, slot) = (int(&mut r)?, int(&mut r)? == 1, int(&mut r)?);
-            let args = r.length(3).ok()?;
-            let args = (0..args)
-                .map(|_| match (int(&mut r)?, int(&mut r)?, int(&mut r)?) {
-                    (0, a, b) if a < nodes => Some(Source::Load(a, b)),
-                    (1, a, _) if a < nodes => Some(Source::Number(a)),
-                    (2, a, _) if (a as usize) < at => Some(Source::Value(a)),
-                    _ => None,
-                })
-                .collect::<Option<_>>()?;
+            let args = source::decode(&mut r, nodes, at)?;
             instructions.push(Instruction { node, args, stored, slot });
         }
         // Scratch tiles decide memory safety, so they are computed anew rather than believed.
         let computed = assign_slots(&mut instructions);
         let fits = r.is_empty() && computed == slots && instructions.iter().all(|i| i.node < nodes);
         fits.then_some(Program { nodes, instructions, kept_numbers, slots })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_read_back_as_it_was() {
+        let text = "a = input f32[4]\nn = full shape=[] value=f32:2.0\nb = mul a n\nc = exp b\nd = add b c\nfree b\nfree c";
+        let program = kiln_ir::text::parse(text).unwrap();
+        let metas = kiln_ir::verify(program.clone()).unwrap().metas;
+        let window = Window::new(&program.items, |id| metas.get(&id).copied()).unwrap();
+        let program = super::program(&window, &[0, 1, 2, 3]);
+        assert_eq!(program.instructions.len(), 3);
+        source::check_form(&program.encode(), &program, Program::decode);
     }
 }

@@ -5,6 +5,7 @@
 //! the block, and results go to memory. Reductions use the order of the unfused device.
 
 use super::kernel::{Base, Call, Load, gather, is_fusible, kernel, replaceable, splat, with_scratch};
+use super::source::{self, Source, int};
 use crate::arena::Arena;
 use crate::cpu::Context;
 use crate::pool;
@@ -178,17 +179,6 @@ impl Fuser<View> for Rows {
     fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<View>>> {
         Some(Arc::new(FusedRows { program: Program::decode(state)?, arena: self.arena.clone() }))
     }
-}
-
-/// Where an instruction finds an operand.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Source {
-    /// From memory: operand `1` of node `0`.
-    Load(u32, u32),
-    /// The number that node `0` gives.
-    Number(u32),
-    /// The result of an instruction.
-    Value(u32),
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -629,15 +619,7 @@ impl Program {
         for i in &self.instructions {
             w.int(i.node as u64);
             w.int(i.wide as u64 | (i.reduce as u64) << 1 | (i.stored as u64) << 2 | (i.named as u64) << 3);
-            w.int(i.args.len() as u64);
-            for arg in &i.args {
-                let (kind, a, b) = match *arg {
-                    Source::Load(a, b) => (0, a, b),
-                    Source::Number(a) => (1, a, 0),
-                    Source::Value(a) => (2, a, 0),
-                };
-                [kind, a as u64, b as u64].into_iter().for_each(|x| w.int(x));
-            }
+            source::encode(&i.args, &mut w);
         }
         w.bytes
     }
@@ -645,7 +627,6 @@ impl Program {
     /// The program that was encoded, if these bytes are one whose parts all fit together.
     fn decode(bytes: &[u8]) -> Option<Program> {
         let mut r = Reader::new(bytes);
-        let int = |r: &mut Reader<'_>| r.int().ok().and_then(|x| u32::try_from(x).ok());
         let nodes = int(&mut r)?;
         let count = r.length(1).ok()?;
         let kept_numbers = (0..count).map(|_| int(&mut r).filter(|n| *n < nodes)).collect::<Option<_>>()?;
@@ -657,15 +638,7 @@ impl Program {
         let mut instructions = Vec::new();
         for at in 0..count {
             let (node, flags) = (int(&mut r).filter(|n| *n < nodes)?, int(&mut r)?);
-            let args = r.length(3).ok()?;
-            let args = (0..args)
-                .map(|_| match (int(&mut r)?, int(&mut r)?, int(&mut r)?) {
-                    (0, a, b) if a < nodes => Some(Source::Load(a, b)),
-                    (1, a, _) if a < nodes => Some(Source::Number(a)),
-                    (2, a, _) if (a as usize) < at => Some(Source::Value(a)),
-                    _ => None,
-                })
-                .collect::<Option<_>>()?;
+            let args = source::decode(&mut r, nodes, at)?;
             let flag = |bit: u32| flags & bit != 0;
             instructions.push(Instruction {
                 node,
@@ -678,5 +651,25 @@ impl Program {
         }
         let fits = r.is_empty() && readings.iter().all(|&(_, v)| (v as usize) < instructions.len());
         fits.then_some(Program { nodes, instructions, readings, kept_numbers })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_read_back_as_it_was() {
+        let text = "a = input f32[4,8]\nm = max a axes=[1] keep=true\nb = sub a m\ne = exp b\ns = sum e axes=[1] keep=true\ny = div e s\nfree m\nfree b\nfree e\nfree s";
+        let program = kiln_ir::text::parse(text).unwrap();
+        let metas = kiln_ir::verify(program.clone()).unwrap().metas;
+        let window = Window::new(&program.items, |id| metas.get(&id).copied()).unwrap();
+        let mut rows = Rows::new(Arena::new(None));
+        for at in 0..5 {
+            assert_eq!(rows.offer(at, &window), Status::Open, "node {at}");
+        }
+        assert!(rows.ready());
+        let program = super::program(&window, &rows.places, &rows.forms);
+        source::check_form(&program.encode(), &program, Program::decode);
     }
 }
