@@ -8,7 +8,7 @@ use crate::lowering;
 use kiln_device::{
     Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Urgency, pending,
 };
-use kiln_fuse::{Engine, Fuser, Handles, Limits, Stats};
+use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -121,7 +121,11 @@ impl<K: Kernels> HostDevice<K> {
     /// A device that computes with `kernels`.
     pub fn new(kernels: K) -> HostDevice<K> {
         let fusers = if fusing() { kernels.fusers() } else { Vec::new() };
-        let engine = Engine::new(fusers, Limits::default());
+        let mut engine = Engine::new(fusers, Limits::default());
+        if let Some(dir) = std::env::var_os("KILN_CACHE").filter(|dir| !dir.is_empty()) {
+            let info = kernels.info();
+            engine.cache(dir, &format!("{} {}", info.name, info.numerics));
+        }
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
             queue: Mutex::default(),
@@ -136,7 +140,17 @@ impl<K: Kernels> HostDevice<K> {
 
     /// What fusion has done.
     pub fn fusion(&self) -> Stats {
-        self.shared.executor.lock().unwrap_or_else(|e| e.into_inner()).engine.stats()
+        self.shared.executor().engine.stats()
+    }
+
+    /// Adds a fuser of the user's own. Where it scores better than the device's, its groups are made.
+    pub fn add_fuser(&self, fuser: Box<dyn Fuser<K::Value>>) {
+        self.shared.executor().engine.add(fuser);
+    }
+
+    /// Tells `observer` from now on what fusion does.
+    pub fn observe(&self, observer: Box<dyn Observer>) {
+        self.shared.executor().engine.observe(observer);
     }
 
     fn ask<T>(&self, work: impl FnOnce(Promise<T>) -> Work) -> Pending<T> {
@@ -190,6 +204,10 @@ impl<K: Kernels> Device for HostDevice<K> {
         true
     }
 
+    fn supports_all(&self) -> bool {
+        true
+    }
+
     fn memory(&self) -> Memory {
         Memory { values: self.shared.values.load(Ordering::Relaxed), ..self.shared.kernels.memory() }
     }
@@ -212,9 +230,16 @@ impl<K: Kernels> Shared<K> {
         self.queue.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    fn executor(&self) -> MutexGuard<'_, Executor<K::Value>> {
+        self.executor.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     fn execute(&self, executor: &mut Executor<K::Value>, work: Work) {
         match work {
-            Work::Batch(batch) => self.batch(executor, &batch),
+            Work::Batch(batch) => {
+                self.batch(executor, &batch);
+                batch.recycle();
+            }
             Work::Write(id, data, place) => {
                 let value = self.guarded("write", || self.kernels.upload(&data, place));
                 executor.table.insert(id, value.map_err(|e| failed("write", None, e)));
@@ -232,18 +257,11 @@ impl<K: Kernels> Shared<K> {
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
         let Executor { table, engine } = executor;
         if !engine.is_idle() && batch.items.len() > 1 {
-            let meta = |id: Id| {
-                table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value))
-            };
-            let lowered = lowering::lowered(batch, meta);
-            let batch = lowered.as_ref().unwrap_or(batch);
-            let meta = |id: Id| {
-                table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.kernels.meta(value))
-            };
+            let outside = Outside { shared: self, table, batch };
             // A fault in planning costs speed, never results.
-            let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, meta))).ok().flatten();
+            let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, &outside))).ok().flatten();
             if let Some(plan) = plan {
-                return Engine::replay(&plan, &batch.items, &mut Live { shared: self, table, batch });
+                return engine.replay(plan, &batch.items, &mut Live { shared: self, table, batch });
             }
         }
         for (at, item) in batch.items.iter().enumerate() {
@@ -304,6 +322,23 @@ impl<K: Kernels> Shared<K> {
     }
 }
 
+/// What planning may ask.
+struct Outside<'a, K: Kernels> {
+    shared: &'a Shared<K>,
+    table: &'a Table<K::Value>,
+    batch: &'a Batch,
+}
+
+impl<K: Kernels> Source for Outside<'_, K> {
+    fn meta(&self, id: Id) -> Option<Meta> {
+        self.table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.shared.kernels.meta(value))
+    }
+
+    fn lower(&self, _: &[Item]) -> Option<Vec<Item>> {
+        lowering::lowered(self.batch, |id| self.meta(id)).map(|batch| batch.items)
+    }
+}
+
 /// The table while a plan runs.
 struct Live<'a, K: Kernels> {
     shared: &'a Shared<K>,
@@ -356,7 +391,7 @@ fn failed(op: &str, origin: Option<Origin>, cause: Error) -> Arc<Error> {
 impl<K: Kernels> Help for Shared<K> {
     fn run(&self) {
         loop {
-            let mut executor = self.executor.lock().unwrap_or_else(|e| e.into_inner());
+            let mut executor = self.executor();
             loop {
                 let work = {
                     let mut queue = self.lock();

@@ -2,6 +2,7 @@
 
 use crate::Origin;
 use kiln_ir::Item;
+use std::sync::Mutex;
 
 /// A stretch of the stream, with where each item came from.
 #[derive(Clone, Debug, Default)]
@@ -14,6 +15,28 @@ pub struct Batch {
     pub place: Place,
     /// When it should run.
     pub urgency: Urgency,
+}
+
+/// Emptied batches, whose memory the next ones use.
+static ROOM: Mutex<Vec<Batch>> = Mutex::new(Vec::new());
+/// How many emptied batches are kept.
+const KEPT: usize = 8;
+
+impl Batch {
+    /// An empty batch with room, from those that were given back.
+    pub fn room() -> Batch {
+        ROOM.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default()
+    }
+
+    /// Gives the batch's memory back for others to use.
+    pub fn recycle(mut self) {
+        self.items.clear();
+        self.origins.clear();
+        let mut room = ROOM.lock().unwrap_or_else(|e| e.into_inner());
+        if room.len() < KEPT {
+            room.push(self);
+        }
+    }
 }
 
 /// Where a value's memory comes from.

@@ -50,6 +50,11 @@ pub trait Device: Send + Sync + 'static {
     /// Whether the device executes this operation itself. If not, the recording side lowers or refuses it.
     fn supports(&self, op: &Op, ins: &[Meta]) -> bool;
 
+    /// Whether [`Device::supports`] holds for everything, so that it need not be asked each time.
+    fn supports_all(&self) -> bool {
+        false
+    }
+
     /// Bytes and values held now.
     fn memory(&self) -> Memory;
 

@@ -161,6 +161,10 @@ impl Device for Profile {
         self.inner.supports(op, ins)
     }
 
+    fn supports_all(&self) -> bool {
+        self.inner.supports_all()
+    }
+
     fn memory(&self) -> Memory {
         self.inner.memory()
     }

@@ -1,18 +1,26 @@
 //! The engine: windows in, plans looked up or searched, plans replayed.
+//!
+//! A window is first compared with the one that followed the last window before: where a step recurs that is all. Then
+//! with those that look like it, then its structure is looked up, then the cache on disk, and only then is a plan
+//! searched for.
 
+use crate::disk::Disk;
+use crate::lowered::Lowered;
+use crate::observer::{Planned, Print};
 use crate::search::search;
+use crate::store::Store;
+use crate::template::{Names, Template, fingerprint};
 use crate::window::metas;
-use crate::{Fuser, Handles, Plan, Window};
+use crate::{Fuser, Handles, Observer, Plan, Window};
 use kiln_ir::relative::Relative;
 use kiln_ir::{Id, Item, Meta};
-use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// Bounds of what the engine does and keeps.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Plans kept; the one unused for longest goes first.
-    pub plans: usize,
+    /// Bytes that plans may take; those unused for longest go first.
+    pub bytes: usize,
     /// Nodes of a group.
     pub nodes: usize,
     /// Nodes offered to fusers in one search, for each node of the window.
@@ -24,7 +32,7 @@ pub const LAUNCH: usize = 4096;
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { plans: 512, nodes: 64, offers: 96 }
+        Limits { bytes: 64 << 20, nodes: 64, offers: 96 }
     }
 }
 
@@ -35,39 +43,98 @@ pub struct Stats {
     pub windows: u64,
     /// Windows whose plan was there.
     pub hits: u64,
+    /// Windows that were recognised by comparing alone.
+    pub matched: u64,
     /// Plans searched for.
     pub planned: u64,
+    /// Plans read from the disk.
+    pub loaded: u64,
     /// Plans kept now.
     pub plans: u64,
+    /// About how many bytes they take.
+    pub bytes: u64,
     /// Nodes that ran inside groups.
     pub fused: u64,
     /// Groups and single nodes that ran.
     pub launches: u64,
+    /// Groups whose nodes ran by themselves after all.
+    pub fallbacks: u64,
 }
+
+/// What the engine asks the device about a window.
+pub trait Source {
+    /// The meta of a value defined before the window; nothing if it is not there or poisoned.
+    fn meta(&self, id: Id) -> Option<Meta>;
+
+    /// The items with composites written out as primitives, if there are any. What comes out may depend only on the
+    /// structure of what goes in. New names must be those of no recorded value, and the same at every call.
+    fn lower(&self, _items: &[Item]) -> Option<Vec<Item>> {
+        None
+    }
+}
+
+impl<F: Fn(Id) -> Option<Meta>> Source for F {
+    fn meta(&self, id: Id) -> Option<Meta> {
+        self(id)
+    }
+}
+
+/// Names the plan of the window that was looked up last.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket(usize);
 
 /// Turns windows into plans and runs them.
 pub struct Engine<V> {
     fusers: Vec<Box<dyn Fuser<V>>>,
     limits: Limits,
-    plans: FxHashMap<u64, Vec<Kept<V>>>,
+    store: Store<V>,
+    disk: Option<Disk>,
+    observers: Vec<Box<dyn Observer>>,
     relative: Relative,
-    clock: u64,
+    names: Names,
+    last: Option<usize>,
     stats: Stats,
-    print: bool,
-}
-
-struct Kept<V> {
-    structure: Box<[u64]>,
-    plan: Arc<Plan<V>>,
-    used: u64,
 }
 
 impl<V: 'static> Engine<V> {
     /// An engine with these fusers. `KILN_PLAN=1` prints each new plan.
     pub fn new(fusers: Vec<Box<dyn Fuser<V>>>, limits: Limits) -> Engine<V> {
-        let print = std::env::var("KILN_PLAN").is_ok_and(|v| !v.is_empty() && v != "0");
-        let (plans, relative) = (FxHashMap::default(), Relative::new());
-        Engine { fusers, limits, plans, relative, clock: 0, stats: Stats::default(), print }
+        let mut engine = Engine {
+            fusers,
+            limits,
+            store: Store::new(),
+            disk: None,
+            observers: Vec::new(),
+            relative: Relative::new(),
+            names: Names::default(),
+            last: None,
+            stats: Stats::default(),
+        };
+        if std::env::var("KILN_PLAN").is_ok_and(|v| !v.is_empty() && v != "0") {
+            engine.observe(Box::new(Print));
+        }
+        engine
+    }
+
+    /// Keeps plans in the folder `dir` too. `tag` names whatever decides what the fusers make, such as a version of
+    /// their kernels: plans of another tag are not read.
+    pub fn cache(&mut self, dir: impl Into<std::path::PathBuf>, tag: &str) {
+        let names: Vec<&str> = self.fusers.iter().map(|fuser| fuser.name()).collect();
+        self.disk = Some(Disk::new(dir.into(), &format!("{tag} {}", names.join(" "))));
+    }
+
+    /// Tells `observer` from now on what is done.
+    pub fn observe(&mut self, observer: Box<dyn Observer>) {
+        self.observers.push(observer);
+    }
+
+    /// Adds a fuser. Where it scores better than the others, its groups are made. Plans made before are forgotten.
+    pub fn add(&mut self, fuser: Box<dyn Fuser<V>>) {
+        if let Some(disk) = &mut self.disk {
+            disk.also(fuser.name());
+        }
+        self.fusers.push(fuser);
+        (self.store, self.last) = (Store::new(), None);
     }
 
     /// Whether there is anything to fuse with.
@@ -77,68 +144,114 @@ impl<V: 'static> Engine<V> {
 
     /// What it has done so far.
     pub fn stats(&self) -> Stats {
-        self.stats
+        let (plans, bytes) = self.store.size();
+        Stats { plans: plans as u64, bytes: bytes as u64, ..self.stats }
     }
 
-    /// The plan for a window; `outside` gives the meta of a value defined before it. Nothing if the window must run
-    /// node by node.
-    pub fn plan(&mut self, items: &[Item], outside: impl Fn(Id) -> Option<Meta>) -> Option<Arc<Plan<V>>> {
-        let known = metas(items, &outside)?;
+    /// Finds the plan for a window, or makes it. Nothing if the window must run node by node.
+    pub fn plan(&mut self, items: &[Item], source: &impl Source) -> Option<Ticket> {
+        let at = match self.recognise(items, source) {
+            Some(at) => {
+                self.stats.matched += 1;
+                self.stats.hits += 1;
+                self.store.touch(at);
+                at
+            }
+            None => self.look_up(items, source)?,
+        };
+        self.stats.windows += 1;
+        if let Some(last) = self.last.replace(at)
+            && let Some(instance) = self.store.instance_mut(last)
+        {
+            instance.next = Some(at);
+        }
+        Some(Ticket(at))
+    }
+
+    /// The instance that the window is one of, by comparing.
+    fn recognise(&mut self, items: &[Item], source: &impl Source) -> Option<usize> {
+        let Engine { store, names, .. } = self;
+        let mut fits = |at: usize| {
+            let instance = store.instance(at);
+            instance.is_some_and(|i| i.template.matches(items, names, |id| source.meta(id)))
+        };
+        let next = self.last.and_then(|last| store.instance(last)?.next).filter(|&next| fits(next));
+        next.or_else(|| store.alike(fingerprint(items)).iter().copied().find(|&at| fits(at)))
+    }
+
+    /// The instance of a window that was not recognised: its plan is looked up by structure, or made.
+    #[cold]
+    fn look_up(&mut self, items: &[Item], source: &impl Source) -> Option<usize> {
+        let known = metas(items, |id| source.meta(id))?;
         self.relative.clear();
         for item in items {
             self.relative.push(item, |id| known[&id]);
         }
-        self.clock += 1;
-        self.stats.windows += 1;
-        let (hash, clock) = (self.relative.hash(), self.clock);
-        let kept = self
-            .plans
-            .get_mut(&hash)
-            .and_then(|kept| kept.iter_mut().find(|k| *k.structure == *self.relative.structure()));
+        let hash = self.relative.hash();
+        let written = source.lower(items);
+        let whole = written.as_deref().unwrap_or(items);
+        let kept = self.store.plan(hash, self.relative.structure()).filter(|plan| plan.items == whole.len());
         let plan = match kept {
-            Some(kept) => {
-                kept.used = clock;
+            Some(plan) => {
                 self.stats.hits += 1;
-                kept.plan.clone()
+                plan
+            }
+            None => self.make(hash, whole, source)?,
+        };
+        let template = Template::new(items, &known);
+        // Fills in the names, and makes sure that the window will be recognised.
+        if !template.matches(items, &mut self.names, |id| source.meta(id)) {
+            return None;
+        }
+        let lowered = written.map(|written| Lowered::new(items, written, &self.names.ids));
+        let at = self.store.keep_instance(template, lowered, plan, hash, fingerprint(items));
+        self.store.shrink(self.limits.bytes);
+        Some(at)
+    }
+
+    fn make(&mut self, hash: u64, items: &[Item], source: &impl Source) -> Option<Arc<Plan<V>>> {
+        let structure = self.relative.structure();
+        let window = Window::new(items, |id| source.meta(id))?;
+        let saved = self.disk.as_ref().and_then(|disk| disk.load(hash, structure, &window, &self.fusers));
+        let loaded = saved.is_some();
+        let plan = match saved {
+            Some(plan) => {
+                self.stats.loaded += 1;
+                plan
             }
             None => {
-                let window = Window::new(items, outside)?;
-                let plan = Arc::new(search(&window, &self.fusers, &self.limits));
-                if self.print {
-                    eprintln!("plan {hash:016x}\n{}", plan.describe(items));
+                let plan = search(&window, &self.fusers, &self.limits);
+                self.stats.planned += 1;
+                if let Some(disk) = &self.disk {
+                    disk.save(hash, structure, &plan);
                 }
-                self.keep(hash, plan.clone());
                 plan
             }
         };
-        let fused: usize = plan.groups.iter().map(|g| g.places.len()).sum();
-        self.stats.fused += fused as u64;
-        self.stats.launches +=
-            plan.steps.iter().filter(|s| !matches!(s, crate::Step::Free { .. })).count() as u64;
+        if !self.observers.is_empty() {
+            let text = plan.describe(items);
+            let (groups, launches) = (plan.groups.len(), plan.launches());
+            let told = Planned { hash, groups, launches, loaded, text: &text };
+            self.observers.iter_mut().for_each(|observer| observer.planned(&told));
+        }
+        let plan = Arc::new(plan);
+        self.store.keep_plan(hash, structure, plan.clone());
         Some(plan)
     }
 
-    /// Runs a window as its plan says.
-    pub fn replay(plan: &Plan<V>, items: &[Item], handles: &mut dyn Handles<V>) {
-        plan.replay(items, handles);
-    }
-
-    fn keep(&mut self, hash: u64, plan: Arc<Plan<V>>) {
-        self.stats.planned += 1;
-        self.stats.plans += 1;
-        let kept = Kept { structure: self.relative.structure().into(), plan, used: self.clock };
-        self.plans.entry(hash).or_default().push(kept);
-        if self.stats.plans as usize > self.limits.plans {
-            let oldest = self.plans.iter().flat_map(|(h, kept)| kept.iter().map(move |k| (k.used, *h))).min();
-            if let Some((used, hash)) = oldest
-                && let Some(kept) = self.plans.get_mut(&hash)
-            {
-                kept.retain(|k| k.used != used);
-                if kept.is_empty() {
-                    self.plans.remove(&hash);
-                }
-                self.stats.plans -= 1;
+    /// Runs the window that was looked up last, by its plan.
+    pub fn replay(&mut self, ticket: Ticket, items: &[Item], handles: &mut dyn Handles<V>) {
+        let Some(instance) = self.store.instance_mut(ticket.0) else { return };
+        self.stats.fused += instance.plan.fused() as u64;
+        self.stats.launches += instance.plan.launches() as u64;
+        self.observers.iter_mut().for_each(|observer| observer.window(instance.hash, items.len()));
+        let (items, from) = match &mut instance.lowered {
+            Some(lowered) => {
+                lowered.bind(items, &self.names.ids);
+                (&lowered.items[..], Some(&lowered.from[..]))
             }
-        }
+            None => (items, None),
+        };
+        self.stats.fallbacks += instance.plan.replay(items, from, handles, &mut self.observers);
     }
 }

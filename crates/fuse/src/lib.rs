@@ -1,18 +1,25 @@
 //! Fusion: a window of the stream becomes a plan of few steps, found once and replayed.
 //!
-//! A submitted batch is a [`Window`]. The [`Engine`] looks its relative form up; on a miss it searches the window's
+//! A submitted batch is a [`Window`]. The [`Engine`] compares it with those it knows; on a miss it searches the window's
 //! graph for sets of nodes that a [`Fuser`] takes (`search.rs`), orders the groups and keeps the [`Plan`]. Replaying a
 //! plan hands each group's original nodes to its [`Optimization`], with the device's own handles. The engine names no
 //! operation and knows no device: any that lists fusers and supplies [`Handles`] gets fusion.
 #![forbid(unsafe_code)]
 
 mod fuser;
+mod observer;
 mod window;
 mod search;
+mod arrange;
 mod plan;
+mod template;
+mod lowered;
+mod store;
+mod disk;
 mod engine;
 
-pub use engine::{Engine, LAUNCH, Limits, Stats};
+pub use engine::{Engine, LAUNCH, Limits, Source, Stats, Ticket};
 pub use fuser::{Fuser, Handles, Optimization, Status};
+pub use observer::{Observer, Planned};
 pub use plan::{Group, Plan, Step};
 pub use window::Window;

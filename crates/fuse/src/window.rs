@@ -1,40 +1,40 @@
 //! A stretch of the stream with what planning needs to know about it.
 
 use kiln_ir::{Id, Item, Meta, Node, Op, infer};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// The items of one submission, and the metas of all values in it.
 pub struct Window<'a> {
     /// The items.
     pub items: &'a [Item],
-    metas: FxHashMap<Id, Meta>,
-    makers: FxHashMap<Id, usize>,
-    users: FxHashMap<Id, SmallVec<[usize; 4]>>,
-    freed: FxHashSet<Id>,
+    values: FxHashMap<Id, Value>,
+}
+
+/// What is known of a value.
+struct Value {
+    meta: Meta,
+    maker: Option<usize>,
+    users: SmallVec<[usize; 4]>,
+    freed: bool,
 }
 
 impl<'a> Window<'a> {
     /// A window over `items`; `outside` gives the meta of a value defined before it. Nothing if a value is unknown or
     /// an operation does not fit: such a window runs node by node, where its errors are told.
     pub fn new(items: &'a [Item], outside: impl Fn(Id) -> Option<Meta>) -> Option<Window<'a>> {
-        let metas = metas(items, outside)?;
-        let mut window = Window {
-            items,
-            metas,
-            makers: FxHashMap::default(),
-            users: FxHashMap::default(),
-            freed: FxHashSet::default(),
-        };
+        let value = |meta| Value { meta, maker: None, users: SmallVec::new(), freed: false };
+        let values = metas(items, outside)?.into_iter().map(|(id, meta)| (id, value(meta))).collect();
+        let mut window = Window { items, values };
         for (at, item) in items.iter().enumerate() {
             match item {
-                Item::Free(id) => {
-                    window.freed.insert(*id);
-                }
+                Item::Free(id) => window.values.get_mut(id)?.freed = true,
                 Item::Run(node) => {
-                    window.makers.extend(node.outs.iter().map(|&id| (id, at)));
+                    for id in &node.outs {
+                        window.values.get_mut(id)?.maker = Some(at);
+                    }
                     for id in &node.ins {
-                        window.users.entry(*id).or_default().push(at);
+                        window.values.get_mut(id)?.users.push(at);
                     }
                 }
             }
@@ -52,27 +52,29 @@ impl<'a> Window<'a> {
 
     /// A value's meta.
     pub fn meta(&self, id: Id) -> Meta {
-        self.metas[&id]
+        self.values[&id].meta
     }
 
     /// The place that defines a value, if it is in the window.
     pub fn maker(&self, id: Id) -> Option<usize> {
-        self.makers.get(&id).copied()
+        self.values.get(&id)?.maker
     }
 
     /// The places that use a value.
     pub fn users(&self, id: Id) -> &[usize] {
-        self.users.get(&id).map_or(&[], |users| &users[..])
+        self.values.get(&id).map_or(&[], |value| &value.users[..])
     }
 
     /// Whether a value is still there after the window.
     pub fn survives(&self, id: Id) -> bool {
-        !self.freed.contains(&id)
+        self.values.get(&id).is_none_or(|value| !value.freed)
     }
 
     /// Whether a value is needed by anything but the nodes at `places` (ascending): by another node, or after the window.
     pub fn leaves(&self, id: Id, places: &[usize]) -> bool {
-        self.survives(id) || self.users(id).iter().any(|at| places.binary_search(at).is_err())
+        self.values.get(&id).is_none_or(|value| {
+            !value.freed || value.users.iter().any(|at| places.binary_search(at).is_err())
+        })
     }
 }
 

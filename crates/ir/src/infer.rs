@@ -45,8 +45,8 @@ pub enum OpError {
 pub fn infer(op: &Op, ins: &[Meta]) -> Result<SmallVec<[Meta; 2]>, OpError> {
     // The two commonest cases first: recording tiny operations is bound by this function.
     let outs: SmallVec<[Meta; 2]> = match (op, ins) {
-        (Op::Unary(kind), [x]) => return Ok(smallvec![unary(*kind, x)?]),
-        (Op::Binary(kind), [a, b]) => return Ok(smallvec![binary(*kind, a, b)?]),
+        (Op::Unary(kind), [x]) => return Ok(smallvec![infer_unary(*kind, x)?]),
+        (Op::Binary(kind), [a, b]) => return Ok(smallvec![infer_binary(*kind, a, b)?]),
         _ => Infer { op, ins }.all()?,
     };
     for meta in &outs {
@@ -55,11 +55,13 @@ pub fn infer(op: &Op, ins: &[Meta]) -> Result<SmallVec<[Meta; 2]>, OpError> {
     Ok(outs)
 }
 
-fn unary(op: Unary, x: &Meta) -> Result<Meta, OpError> {
+/// [`infer`] for an elementwise operation of one operand.
+pub fn infer_unary(op: Unary, x: &Meta) -> Result<Meta, OpError> {
     domain(op.domain(), op.name(), x.dtype).map(|dtype| Meta { dtype, shape: x.shape })
 }
 
-fn binary(op: Binary, a: &Meta, b: &Meta) -> Result<Meta, OpError> {
+/// [`infer`] for an elementwise operation of two operands.
+pub fn infer_binary(op: Binary, a: &Meta, b: &Meta) -> Result<Meta, OpError> {
     if a.dtype != b.dtype {
         return Err(OpError::DTypeMismatch { op: op.name().into(), lhs: a.dtype, rhs: b.dtype });
     }
@@ -122,10 +124,10 @@ impl Infer<'_> {
                 }
                 one(Meta { dtype: *dtype, shape: *shape })
             }
-            Op::Unary(kind) => one(unary(*kind, &self.one()?)?),
+            Op::Unary(kind) => one(infer_unary(*kind, &self.one()?)?),
             Op::Binary(kind) => {
                 let [a, b] = self.two()?;
-                one(binary(*kind, &a, &b)?)
+                one(infer_binary(*kind, &a, &b)?)
             }
             Op::Select => {
                 let [c, a, b] = self.three()?;

@@ -34,7 +34,7 @@ pub mod relative;
 pub use dtype::{DType, Kind, promote};
 pub use expr::{Build, Probe, V};
 pub use form::{Field, FormError, Sink, Source};
-pub use infer::{OpError, infer};
+pub use infer::{OpError, infer, infer_binary, infer_unary};
 pub use named::{attention_scores, attention_weights, lower};
 pub use node::{Id, Item, Node};
 pub use op::{

@@ -6,9 +6,8 @@ use crate::{DType, OpError};
 pub const MAX_RANK: usize = 8;
 
 /// A short inline list of numbers, at most [`MAX_RANK`] long.
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy)]
 pub struct Dims<T> {
-    // Unused places are always `T::default()`, so that the derived `Eq` and `Hash` are right.
     items: [T; MAX_RANK],
     len: u8,
 }
@@ -58,6 +57,21 @@ impl<T: Copy + Default> Dims<T> {
         self.items[len - 1] = T::default();
         self.len -= 1;
         self
+    }
+}
+
+impl<T: PartialEq> PartialEq for Dims<T> {
+    fn eq(&self, other: &Dims<T>) -> bool {
+        // Short lists: a loop is quicker than a call that compares memory.
+        self.len == other.len && self.iter().zip(other.iter()).all(|(a, b)| a == b)
+    }
+}
+
+impl<T: Eq> Eq for Dims<T> {}
+
+impl<T: std::hash::Hash> std::hash::Hash for Dims<T> {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (**self).hash(state);
     }
 }
 

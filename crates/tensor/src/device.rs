@@ -18,6 +18,8 @@ struct Entry {
     address: String,
     driver: Arc<dyn kiln_device::Device>,
     eager: AtomicBool,
+    /// It executes every operation itself.
+    runs_all: bool,
     /// Frees that found no lane to travel in; the next submission takes them along.
     orphans: Mutex<Vec<kiln_ir::Id>>,
 }
@@ -66,7 +68,8 @@ impl Device {
     fn add(devices: &mut Vec<Device>, address: String, driver: Arc<dyn kiln_device::Device>) -> Device {
         let eager = AtomicBool::new(flag("KILN_EAGER"));
         let id = DeviceId(devices.len() as u32);
-        let device = Device(Arc::new(Entry { id, address, driver, eager, orphans: Mutex::default() }));
+        let (runs_all, orphans) = (driver.supports_all(), Mutex::default());
+        let device = Device(Arc::new(Entry { id, address, driver, eager, runs_all, orphans }));
         devices.push(device.clone());
         device
     }
@@ -187,6 +190,11 @@ impl Device {
 
     pub(crate) fn is_eager(&self) -> bool {
         self.0.eager.load(Ordering::Relaxed)
+    }
+
+    /// Whether it executes every operation itself.
+    pub(crate) fn runs_all(&self) -> bool {
+        self.0.runs_all
     }
 
     pub(crate) fn orphans(&self) -> std::sync::MutexGuard<'_, Vec<kiln_ir::Id>> {

@@ -7,24 +7,25 @@
 //!
 //! Lock order: a lane, then the device. Nothing that may drop a value runs under a lane's lock.
 
-use crate::Device;
 use crate::device::flag;
-use crate::value::{Value, fresh};
+use crate::value::{Value, draw};
+use crate::{Device, Tensor};
 use kiln_device::{Batch, Origin, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use smallvec::SmallVec;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
-/// Nodes that a lane holds at most.
-const MOST_NODES: usize = 2048;
+/// Items that a lane holds at most.
+const MOST_ITEMS: usize = 4096;
 /// Bytes of results that a lane holds at most before they are computed.
 const MOST_BYTES: usize = 1 << 29;
 
 /// The place of what was defined without being recorded: before the first item.
 const BEFORE: u64 = 0;
 
+/// A lane lives as long as the process: values point at it. When its thread ends, another takes it over.
 pub(crate) struct Lane {
     pub device: Device,
     /// Everything before this place has been submitted.
@@ -42,6 +43,8 @@ struct State {
     held: Vec<Arc<Value>>,
     /// Place of the next item.
     next: u64,
+    /// The names that it gives next, and where they end.
+    names: (u64, u64),
     bytes: usize,
     marked: bool,
     place: Place,
@@ -49,25 +52,41 @@ struct State {
 
 thread_local! {
     static LANES: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
+    /// The lane used last; nothing once the thread's lanes are closed.
+    static LAST: Cell<Option<&'static Lane>> = const { Cell::new(None) };
 }
 
+/// Lanes whose threads have ended.
+static CLOSED: Mutex<Vec<&'static Lane>> = Mutex::new(Vec::new());
+
 /// A thread's lanes; sealed when the thread ends.
-struct Lanes(Vec<Arc<Lane>>);
+struct Lanes(Vec<&'static Lane>);
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        for lane in &self.0 {
-            lane.closed.store(true, Ordering::Release);
-            lane.seal(Urgency::Background);
-        }
+        LAST.set(None);
+        self.0.iter().for_each(|lane| lane.close());
     }
 }
 
 impl Lane {
-    fn new(device: &Device) -> Lane {
+    /// A lane for `device` that no thread has.
+    fn open(device: &Device) -> &'static Lane {
+        let mut closed = CLOSED.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some(at) = closed.iter().position(|lane| lane.device == *device) {
+            let lane = closed.swap_remove(at);
+            lane.closed.store(false, Ordering::Release);
+            return lane;
+        }
         let state = State { next: BEFORE + 1, ..State::default() };
         let (submitted, closed) = (AtomicU64::new(state.next), AtomicBool::new(false));
-        Lane { device: device.clone(), submitted, closed, state: Mutex::new(state) }
+        Box::leak(Box::new(Lane { device: device.clone(), submitted, closed, state: Mutex::new(state) }))
+    }
+
+    fn close(&'static self) {
+        self.closed.store(true, Ordering::Release);
+        self.seal(Urgency::Background);
+        CLOSED.lock().unwrap_or_else(|e| e.into_inner()).push(self);
     }
 
     pub fn submitted(&self) -> u64 {
@@ -105,11 +124,10 @@ impl Lane {
         let count = (end - from) as usize;
         state.bytes = 0;
         let (items, origins) = if count >= state.items.len() {
-            // The next window is most often as long as this one.
-            let room = state.items.len();
+            let room = Batch::room();
             (
-                std::mem::replace(&mut state.items, Vec::with_capacity(room)),
-                std::mem::replace(&mut state.origins, Vec::with_capacity(room)),
+                std::mem::replace(&mut state.items, room.items),
+                std::mem::replace(&mut state.origins, room.origins),
             )
         } else {
             (state.items.drain(..count).collect(), state.origins.drain(..count).collect())
@@ -132,12 +150,29 @@ impl Lane {
         }
         self.device.driver().submit(Batch { items, origins, place, urgency });
     }
+}
 
-    fn push(&self, state: &mut State, item: Item, origin: Origin) -> u64 {
-        state.items.push(item);
-        state.origins.push(origin);
-        state.next += 1;
-        state.next - 1
+impl State {
+    fn push(&mut self, item: Item, origin: Origin) {
+        self.items.push(item);
+        self.origins.push(origin);
+        self.next += 1;
+    }
+
+    /// A name that no other value of this process has.
+    fn fresh(&mut self) -> Id {
+        if self.names.0 == self.names.1 {
+            self.names = draw();
+        }
+        self.names.0 += 1;
+        Id(self.names.0 - 1)
+    }
+
+    /// A value that the next item defines.
+    fn define(&mut self, lane: &'static Lane, meta: Meta) -> Arc<Value> {
+        self.bytes = self.bytes.saturating_add(meta.bytes());
+        let (id, at) = (self.fresh(), self.next);
+        Arc::new(Value { id, meta, lane, last: AtomicU64::new(at), defined: at })
     }
 }
 
@@ -145,90 +180,115 @@ impl Lane {
 pub(crate) fn record(
     device: &Device,
     op: Op,
-    ins: &[&Arc<Value>],
+    ins: &[&Tensor],
     outs: &[Meta],
     origin: Origin,
 ) -> SmallVec<[Arc<Value>; 2]> {
     with_lane(device, |lane| {
+        let (mut state, released) = lane.begin(ins);
+        let values: SmallVec<[Arc<Value>; 2]> = outs.iter().map(|&meta| state.define(lane, meta)).collect();
+        let outs = values.iter().map(|v| v.id).collect();
+        let node = Node { op, ins: ins.iter().map(|t| t.value.id).collect(), outs };
+        state.push(Item::Run(node), origin);
+        lane.end(state, released);
+        values
+    })
+}
+
+/// Like [`record`], for an operation with one result.
+pub(crate) fn record_one(device: &Device, op: Op, ins: &[&Tensor], out: Meta, origin: Origin) -> Arc<Value> {
+    with_lane(device, |lane| {
+        let (mut state, released) = lane.begin(ins);
+        let value = state.define(lane, out);
+        let mut names = SmallVec::new();
+        ins.iter().for_each(|t| names.push(t.value.id));
+        let mut outs = SmallVec::new();
+        outs.push(value.id);
+        state.push(Item::Run(Node { op, ins: names, outs }), origin);
+        lane.end(state, released);
+        value
+    })
+}
+
+impl Lane {
+    /// Locks the lane for a node with these operands. What comes along is to be dropped after the lock.
+    fn begin(&'static self, ins: &[&Tensor]) -> (MutexGuard<'static, State>, Vec<Arc<Value>>) {
         // Sealing other lanes happens before this lane is locked: two lanes are never locked at once.
-        for value in ins {
-            if !Arc::ptr_eq(&value.lane, lane) && value.is_pending() {
+        for value in ins.iter().map(|t| &t.value) {
+            if !std::ptr::eq(value.lane, self) && value.is_pending() {
                 value.lane.seal_to(value.lane.lock(), value.defined + 1, Urgency::Background);
             }
         }
         let mut released = Vec::new();
-        let mut state = lane.lock();
+        let mut state = self.lock();
         if state.marked {
             state.marked = false;
             let end = state.next;
-            released = lane.cut(&mut state, end, Urgency::Background);
+            released = self.cut(&mut state, end, Urgency::Background);
         }
         let at = state.next;
-        for value in ins {
-            if Arc::ptr_eq(&value.lane, lane) {
+        for value in ins.iter().map(|t| &t.value) {
+            if std::ptr::eq(value.lane, self) {
                 value.last.store(at, Ordering::Relaxed);
             } else {
-                state.held.push((*value).clone());
+                state.held.push(value.clone());
             }
         }
-        let values: SmallVec<[Arc<Value>; 2]> = outs
-            .iter()
-            .map(|&meta| {
-                state.bytes = state.bytes.saturating_add(meta.bytes());
-                Arc::new(Value {
-                    id: fresh(),
-                    meta,
-                    lane: lane.clone(),
-                    last: AtomicU64::new(at),
-                    defined: at,
-                })
-            })
-            .collect();
-        let node =
-            Node { op, ins: ins.iter().map(|v| v.id).collect(), outs: values.iter().map(|v| v.id).collect() };
-        lane.push(&mut state, Item::Run(node), origin);
-        let eager = lane.device.is_eager();
-        if eager || state.items.len() >= MOST_NODES || state.bytes > MOST_BYTES {
+        (state, released)
+    }
+
+    /// Lets go of the lane after a node, and seals it where it is full.
+    fn end(&self, mut state: MutexGuard<'_, State>, mut released: Vec<Arc<Value>>) {
+        let eager = self.device.is_eager();
+        if eager || state.items.len() >= MOST_ITEMS || state.bytes > MOST_BYTES {
             let end = state.next;
             let urgency = if eager { Urgency::Now } else { Urgency::Background };
-            released.extend(lane.cut(&mut state, end, urgency));
+            released.extend(self.cut(&mut state, end, urgency));
         }
         drop(state);
         drop(released);
-        values
-    })
+    }
 }
 
 /// Defines a value from host data.
 pub(crate) fn write(device: &Device, data: kiln_device::Data) -> Arc<Value> {
     with_lane(device, |lane| {
-        let place = lane.lock().place;
-        let (id, meta) = (fresh(), data.meta);
+        let (place, id) = {
+            let mut state = lane.lock();
+            (state.place, state.fresh())
+        };
+        let meta = data.meta;
         lane.device.driver().write(id, data, place);
-        Arc::new(Value { id, meta, lane: lane.clone(), last: AtomicU64::new(BEFORE), defined: BEFORE })
+        Arc::new(Value { id, meta, lane, last: AtomicU64::new(BEFORE), defined: BEFORE })
     })
 }
 
 /// Ends a value whose last use or definition in its own lane is at place `last`.
-pub(crate) fn free(id: Id, lane: &Arc<Lane>, last: u64) {
-    let own = LANES.try_with(|lanes| {
-        let lanes = lanes.try_borrow().ok()?;
-        lanes.0.iter().find(|l| l.device == lane.device).cloned()
-    });
-    let own = own.ok().flatten();
+pub(crate) fn free(id: Id, lane: &'static Lane, last: u64) {
     // While its own lane still uses it, the free must follow there; afterwards any lane will do.
-    let target = if last >= lane.submitted() { Some(lane) } else { own.as_ref() };
+    let target = if last >= lane.submitted() { Some(lane) } else { own_lane(&lane.device) };
     if let Some(target) = target {
         let mut state = target.lock();
         if !target.closed.load(Ordering::Acquire) {
             let origin = state.origins.last().copied().unwrap_or_else(Origin::here);
-            target.push(&mut state, Item::Free(id), origin);
+            state.push(Item::Free(id), origin);
             return;
         }
         let end = state.next;
         target.seal_to(state, end, Urgency::Background);
     }
     lane.device.orphans().push(id);
+}
+
+/// This thread's lane for `device`, if it has one.
+fn own_lane(device: &Device) -> Option<&'static Lane> {
+    if let Some(lane) = LAST.get().filter(|lane| lane.device == *device) {
+        return Some(lane);
+    }
+    let find = |lanes: &RefCell<Lanes>| {
+        lanes.try_borrow().ok()?.0.iter().copied().find(|lane| lane.device == *device)
+    };
+    LANES.try_with(find).ok().flatten()
 }
 
 /// Makes sure that a value's definition is submitted, and everything this thread recorded.
@@ -259,12 +319,12 @@ pub(crate) fn place(device: &Device, place: Place) -> PlaceScope {
     with_lane(device, |lane| {
         lane.seal(Urgency::Background);
         let outer = std::mem::replace(&mut lane.lock().place, place);
-        PlaceScope { lane: lane.clone(), outer }
+        PlaceScope { lane, outer }
     })
 }
 
 pub(crate) struct PlaceScope {
-    lane: Arc<Lane>,
+    lane: &'static Lane,
     outer: Place,
 }
 
@@ -275,26 +335,32 @@ impl Drop for PlaceScope {
     }
 }
 
-fn with_lane<T>(device: &Device, f: impl FnOnce(&Arc<Lane>) -> T) -> T {
+fn with_lane<T>(device: &Device, f: impl FnOnce(&'static Lane) -> T) -> T {
+    match LAST.get() {
+        Some(lane) if lane.device == *device => f(lane),
+        _ => with_other_lane(device, f),
+    }
+}
+
+#[cold]
+fn with_other_lane<T>(device: &Device, f: impl FnOnce(&'static Lane) -> T) -> T {
     let lane = LANES.try_with(|lanes| {
-        let mut lanes = lanes.borrow_mut();
-        match lanes.0.iter().find(|l| l.device == *device) {
-            Some(lane) => lane.clone(),
-            None => {
-                let lane = Arc::new(Lane::new(device));
-                lanes.0.push(lane.clone());
-                lane
-            }
-        }
+        let lanes = &mut lanes.borrow_mut().0;
+        lanes.iter().copied().find(|lane| lane.device == *device).unwrap_or_else(|| {
+            lanes.push(Lane::open(device));
+            lanes[lanes.len() - 1]
+        })
     });
     match lane {
-        Ok(lane) => f(&lane),
+        Ok(lane) => {
+            LAST.set(Some(lane));
+            f(lane)
+        }
         // The thread is ending: what it still records goes straight to the device.
         Err(_) => {
-            let lane = Arc::new(Lane::new(device));
-            let out = f(&lane);
-            lane.closed.store(true, Ordering::Release);
-            lane.seal(Urgency::Background);
+            let lane = Lane::open(device);
+            let out = f(lane);
+            lane.close();
             out
         }
     }

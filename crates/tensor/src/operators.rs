@@ -1,39 +1,46 @@
 //! Elementwise methods, one for each line of the tables, and the operators `+ - * / %` on values, references and numbers.
 
 use crate::{DType, Number, Tensor};
-use kiln_ir::{Binary, Domain, Op, Unary, promote};
+use kiln_ir::{Binary, Domain, Op, Shape, Unary, promote};
+use std::borrow::Cow;
 
 /// What may stand on the right of an elementwise operation: a tensor or a number.
 pub trait Operand {
     /// The operand as a tensor that meets `like`, with the dtype they meet in.
     #[track_caller]
-    fn meet(self, like: &Tensor) -> (Tensor, DType);
+    fn meet<'a>(self, like: &Tensor) -> (Cow<'a, Tensor>, DType)
+    where
+        Self: 'a;
 }
 
 impl Operand for &Tensor {
     #[track_caller]
-    fn meet(self, like: &Tensor) -> (Tensor, DType) {
-        (self.clone(), meet(like, self))
+    fn meet<'a>(self, like: &Tensor) -> (Cow<'a, Tensor>, DType)
+    where
+        Self: 'a,
+    {
+        (Cow::Borrowed(self), meet(like, self))
     }
 }
 
 impl Operand for Tensor {
     #[track_caller]
-    fn meet(self, like: &Tensor) -> (Tensor, DType) {
+    fn meet<'a>(self, like: &Tensor) -> (Cow<'a, Tensor>, DType) {
         let dtype = meet(like, &self);
-        (self, dtype)
+        (Cow::Owned(self), dtype)
     }
 }
 
 impl<N: Into<Number>> Operand for N {
     #[track_caller]
-    fn meet(self, like: &Tensor) -> (Tensor, DType) {
+    fn meet<'a>(self, like: &Tensor) -> (Cow<'a, Tensor>, DType)
+    where
+        N: 'a,
+    {
         let number = self.into();
         let dtype = number.meets(like.dtype());
-        (
-            Tensor::create(Op::Full { shape: [].into(), value: number.scalar(dtype) }, like.value.device()),
-            dtype,
-        )
+        let op = Op::Full { shape: Shape::default(), value: number.scalar(dtype) };
+        (Cow::Owned(Tensor::create(op, like.value.device())), dtype)
     }
 }
 
@@ -41,6 +48,9 @@ impl<N: Into<Number>> Operand for N {
 /// its own kind (bool, integer, float).
 fn meet(a: &Tensor, b: &Tensor) -> DType {
     let (da, db) = (a.dtype().unpacked(), b.dtype().unpacked());
+    if da == db {
+        return da;
+    }
     let kind = |d: DType| if d.is_float() { 2 } else { d.is_int() as u8 };
     match (a.rank() == 0, b.rank() == 0) {
         (true, false) if kind(da) <= kind(db) => db,

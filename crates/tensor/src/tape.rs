@@ -93,10 +93,10 @@ pub(crate) fn number() -> u64 {
 pub(crate) fn track(
     op: Op,
     ins: &[&Tensor],
-    metas: &[Meta],
     values: SmallVec<[Arc<Value>; 2]>,
     origin: Origin,
 ) -> SmallVec<[Tensor; 2]> {
+    let metas: SmallVec<[Meta; 2]> = ins.iter().map(|t| t.value.meta).collect();
     let outs: SmallVec<[Meta; 1]> = values.iter().map(|v| v.meta).collect();
     let mut links: SmallVec<[Option<Link>; 2]> = SmallVec::with_capacity(ins.len());
     let mut kept = 0;
@@ -104,7 +104,7 @@ pub(crate) fn track(
         let flows = t.link.is_some() && !matches!(kiln_grad::flow(&op, i), kiln_grad::Flow::None(_));
         links.push(if flows { t.link.clone() } else { None });
         if flows {
-            kept |= kiln_grad::saves(&op, metas, &outs, i);
+            kept |= kiln_grad::saves(&op, &metas, &outs, i);
         }
     }
     if links.iter().all(Option::is_none) || !outs.iter().any(|m| m.dtype.is_float()) {
@@ -123,7 +123,7 @@ pub(crate) fn track(
         number: number(),
         rule: Rule::Op(op),
         links,
-        ins: SmallVec::from_slice(metas),
+        ins: metas,
         outs,
         device,
         origin,

@@ -4,7 +4,7 @@ use crate::tape::{self, Link};
 use crate::value::Value;
 use crate::{Device, lane};
 use kiln_device::{Data, Origin};
-use kiln_ir::{DType, Meta, Op, Shape, V, infer};
+use kiln_ir::{DType, Meta, Op, Shape, V, infer, infer_binary, infer_unary};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -68,24 +68,21 @@ impl Tensor {
     /// If the operation does not fit its operands, or they are on different devices.
     #[track_caller]
     pub fn apply(op: Op, ins: &[&Tensor]) -> SmallVec<[Tensor; 2]> {
-        let Some(first) = ins.first() else { panic!("{}: no operands; see Tensor::create", op.name()) };
-        let device = first.value.device();
-        if let Some(other) = ins.iter().find(|t| t.value.device() != device) {
-            panic!("{}: operands on different devices, {} and {}", op.name(), device, other.value.device());
-        }
+        let device = common(&op, ins);
         emit(op, ins, device, Origin::here())
     }
 
     /// The result of an operation without operands.
     #[track_caller]
     pub fn create(op: Op, device: &Device) -> Tensor {
-        emit(op, &[], device, Origin::here()).swap_remove(0)
+        emit_one(op, &[], device, Origin::here())
     }
 
     /// The single result of an operation on tensors.
     #[track_caller]
     pub(crate) fn one(op: Op, ins: &[&Tensor]) -> Tensor {
-        Tensor::apply(op, ins).swap_remove(0)
+        let device = common(&op, ins);
+        emit_one(op, ins, device, Origin::here())
     }
 
     /// The axis that `axis` names: negative axes count from the end, and rank 0 has an axis 0 as in PyTorch.
@@ -105,6 +102,17 @@ pub(crate) fn resolve_axis(op: &str, axis: isize, rank: usize, shape: &Shape) ->
     signed as usize
 }
 
+/// The device of all of `ins`.
+#[track_caller]
+fn common<'a>(op: &Op, ins: &[&'a Tensor]) -> &'a Device {
+    let Some(first) = ins.first() else { panic!("{}: no operands; see Tensor::create", op.name()) };
+    let device = first.value.device();
+    if let Some(other) = ins.iter().find(|t| t.value.device() != device) {
+        panic!("{}: operands on different devices, {} and {}", op.name(), device, other.value.device());
+    }
+    device
+}
+
 /// Records `op` and, where an operand is tracked, keeps it for backward.
 #[track_caller]
 pub(crate) fn emit(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> SmallVec<[Tensor; 2]> {
@@ -119,17 +127,49 @@ pub(crate) fn emit(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> 
         Ok(outs) => outs,
         Err(e) => panic!("{e}"),
     };
-    if !device.driver().supports(&op, &metas) {
+    if !device.runs_all() && !device.driver().supports(&op, &metas) {
         return lowered(&op, ins, device, origin);
     }
-    let values: SmallVec<[&Arc<Value>; 3]> = ins.iter().map(|t| &t.value).collect();
-    let tracked = tape::is_grad_enabled() && ins.iter().any(|t| t.link.is_some());
-    if !tracked {
-        let values = lane::record(device, op, &values, &outs, origin);
+    if !is_tracked(ins) {
+        let values = lane::record(device, op, ins, &outs, origin);
         return values.into_iter().map(|value| Tensor { value, link: None }).collect();
     }
-    let values = lane::record(device, op.clone(), &values, &outs, origin);
-    tape::track(op, ins, &metas, values, origin)
+    let values = lane::record(device, op.clone(), ins, &outs, origin);
+    tape::track(op, ins, values, origin)
+}
+
+/// Like [`emit`], for an operation with one result. What is elementwise takes a short way.
+#[track_caller]
+pub(crate) fn emit_one(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> Tensor {
+    let plain = |t: &Tensor| !t.value.meta.dtype.is_quantised();
+    let inferred = match (&op, ins) {
+        (Op::Binary(kind), [a, b]) if plain(a) && plain(b) => {
+            infer_binary(*kind, &a.value.meta, &b.value.meta)
+        }
+        (Op::Unary(kind), [x]) if plain(x) => infer_unary(*kind, &x.value.meta),
+        (Op::Full { shape, value }, []) => {
+            let meta = Meta { dtype: value.dtype(), shape: *shape };
+            meta.check().map(|_| meta)
+        }
+        _ => return emit(op, ins, device, origin).swap_remove(0),
+    };
+    // Not in a closure, which would panic at its own line instead of the caller's.
+    let out = match inferred {
+        Ok(out) => out,
+        Err(e) => panic!("{e}"),
+    };
+    if !device.runs_all() {
+        return emit(op, ins, device, origin).swap_remove(0);
+    }
+    if !is_tracked(ins) {
+        return Tensor { value: lane::record_one(device, op, ins, out, origin), link: None };
+    }
+    let value = lane::record_one(device, op.clone(), ins, out, origin);
+    tape::track(op, ins, smallvec::smallvec![value], origin).swap_remove(0)
+}
+
+fn is_tracked(ins: &[&Tensor]) -> bool {
+    ins.iter().any(|t| t.link.is_some()) && tape::is_grad_enabled()
 }
 
 /// Quantised operands of operations that have no packed form are unpacked first.
