@@ -15,16 +15,16 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// An elementwise operation with its types.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Call {
-    op: Kernel,
+    pub op: Kernel,
     /// The type of its operands; a select's condition aside.
     pub from: DType,
     pub to: DType,
 }
 
-#[derive(Clone, Copy)]
-enum Kernel {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Kernel {
     Unary(Unary),
     Binary(Binary),
     Select,

@@ -5,6 +5,7 @@
 //! instruction is a loop of the unfused device, so the bits are the same.
 
 mod kernel;
+mod pass;
 mod source;
 mod elementwise;
 mod rows;
