@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 /// An elementwise operation with its types.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Call {
+pub(crate) struct Call {
     pub op: Kernel,
     /// The type of its operands; a select's condition aside.
     pub from: DType,
@@ -24,7 +24,7 @@ pub(super) struct Call {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Kernel {
+pub(crate) enum Kernel {
     Unary(Unary),
     Binary(Binary),
     Select,
@@ -144,7 +144,7 @@ pub(super) fn gather(load: &Load, base: *mut u8, to: *mut u8, from: usize, len: 
 ///
 /// # Safety
 /// Each address holds `len` aligned elements of its type, and `out` shares memory with no operand.
-pub(super) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: usize) {
+pub(crate) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: usize) {
     unsafe fn read<'a, T>(x: *const u8, len: usize) -> &'a [T] {
         // SAFETY: promised by the caller.
         unsafe { std::slice::from_raw_parts(x.cast(), len) }

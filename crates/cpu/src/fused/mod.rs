@@ -4,8 +4,8 @@
 //! values and run in tiles. `elementwise.rs` takes nodes of one shape, `rows.rs` nodes around reductions of rows. Every
 //! instruction is a loop of the unfused device, so the bits are the same.
 
-mod kernel;
-mod pass;
+pub(crate) mod kernel;
+pub(crate) mod pass;
 mod source;
 mod elementwise;
 mod rows;

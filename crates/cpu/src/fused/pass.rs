@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 /// What is done for each of `len` elements. Values are numbered: the inputs first, then the steps.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Pass {
+pub(crate) struct Pass {
     pub inputs: Vec<Input>,
     pub steps: Vec<Step>,
     pub outputs: Vec<Output>,
@@ -18,7 +18,7 @@ pub(super) struct Pass {
 
 /// An operand in memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Input {
+pub(crate) struct Input {
     pub dtype: DType,
     /// One element at the address serves the whole loop; otherwise element `i` follows element `i - 1`.
     pub splat: bool,
@@ -26,14 +26,14 @@ pub(super) struct Input {
 
 /// An elementwise operation on earlier values.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub(super) struct Step {
+pub(crate) struct Step {
     pub call: Call,
     pub args: SmallVec<[u32; 3]>,
 }
 
 /// What becomes of a value.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Output {
+pub(crate) enum Output {
     /// Written to memory, past the cache if `stream`; the address is then a multiple of 64 bytes.
     Store { value: u32, stream: bool },
     /// Reduced in the inner order: for each chunk of elements, the lanes of its accumulators, which the caller
