@@ -1,0 +1,6 @@
+//! Remote devices: a server executes the stream that a client records.
+//!
+//! `protocol/` is bytes and time in, actions out, without a socket or a clock; the rest connects it to the world.
+#![forbid(unsafe_code)]
+
+pub mod protocol;
