@@ -106,6 +106,11 @@ impl Table {
         self.places[op.form_name()]
     }
 
+    /// Whether the writer of this table has the operation `name` with the fields that it has here.
+    pub fn has(&self, name: &str) -> bool {
+        self.places.get(name).is_some_and(|&place| self.known[place as usize])
+    }
+
     /// The operation at `place`, its fields taken from `source`.
     pub fn build(&self, place: u64, source: &mut dyn Source) -> Result<Op, WireError> {
         let at = usize::try_from(place).map_err(|_| WireError::Malformed { what: "operation" })?;

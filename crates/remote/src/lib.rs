@@ -3,4 +3,6 @@
 //! `protocol/` is bytes and time in, actions out, without a socket or a clock; the rest connects it to the world.
 #![forbid(unsafe_code)]
 
+pub mod client;
 pub mod protocol;
+pub mod server;

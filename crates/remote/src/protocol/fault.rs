@@ -90,6 +90,9 @@ fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
         10 => Error::UnknownValue(Id(r.int()?)),
         0 => Error::Peer { message: r.text()? },
         // A later version may have more kinds.
-        code => Error::Peer { message: format!("an error of kind {code}") },
+        code => {
+            r.rest();
+            Error::Peer { message: format!("an error of kind {code}") }
+        }
     })
 }

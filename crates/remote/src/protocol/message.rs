@@ -124,6 +124,7 @@ pub enum Query {
 
 /// A message.
 #[derive(Clone, PartialEq, Debug)]
+#[allow(missing_docs)]
 pub enum Message<'a> {
     /// Everything up to frame `seq` was accepted in order, and `limit` bytes may be sent in all.
     Ack { seq: u64, limit: u64 },
@@ -135,6 +136,9 @@ pub enum Message<'a> {
     Bye,
     /// The server will stop; the client should go elsewhere.
     Drain,
+    /// So many of the client's tasks are executed, in so many microseconds of the device. A task is a numbered message
+    /// that is no piece.
+    Progress { tasks: u64, micros: u64 },
 
     /// A new batch, kept as `template`, and its first bindings.
     Define { template: u64, structure: &'a [u8], bindings: &'a [u8] },
@@ -147,7 +151,8 @@ pub enum Message<'a> {
     /// The next bytes of a transfer.
     Piece { of: u64, bytes: &'a [u8] },
     /// Asks for a value, answered by [`Message::Value`] and pieces, or [`Message::Failed`].
-    Read { request: u64, id: Id },
+    /// Answers of a read in the `background` give way to all others.
+    Read { request: u64, id: Id, background: bool },
     /// Asks for the checksum of a value's bytes, answered by [`Message::Answer`].
     Digest { request: u64, id: Id },
     /// Asks for [`Message::Done`] when everything before is executed.
@@ -169,8 +174,6 @@ pub enum Message<'a> {
     Fault { value: Id, error: Error },
     /// What was asked for.
     Answer { request: u64, content: &'a [u8] },
-    /// Everything up to client frame `seq` is executed, and the session has used so many microseconds of the device.
-    Progress { seq: u64, micros: u64 },
     /// A fetch failed; the client may send the pieces itself.
     Lost { transfer: u64, reason: &'a str },
 }
@@ -186,6 +189,7 @@ pub mod kind {
     pub const PONG: u8 = 6;
     pub const BYE: u8 = 7;
     pub const DRAIN: u8 = 8;
+    pub const PROGRESS: u8 = 9;
     pub const DEFINE: u8 = 16;
     pub const CALL: u8 = 17;
     pub const FORGET: u8 = 18;
@@ -204,8 +208,7 @@ pub mod kind {
     pub const FAILED: u8 = 50;
     pub const FAULT: u8 = 51;
     pub const ANSWER: u8 = 52;
-    pub const PROGRESS: u8 = 53;
-    pub const LOST: u8 = 54;
+    pub const LOST: u8 = 53;
 }
 
 impl Message<'_> {
@@ -240,7 +243,9 @@ impl Message<'_> {
                 w.bytes.extend_from_slice(bytes);
                 kind::PIECE
             }
-            Message::Read { request, id } => ints(&mut w, kind::READ, &[*request, id.0]),
+            Message::Read { request, id, background } => {
+                ints(&mut w, kind::READ, &[*request, id.0, *background as u64])
+            }
             Message::Digest { request, id } => ints(&mut w, kind::DIGEST, &[*request, id.0]),
             Message::Sync { request } => ints(&mut w, kind::SYNC, &[*request]),
             Message::Query { request, query } => {
@@ -285,7 +290,7 @@ impl Message<'_> {
                 w.bytes.extend_from_slice(content);
                 kind::ANSWER
             }
-            Message::Progress { seq, micros } => ints(&mut w, kind::PROGRESS, &[*seq, *micros]),
+            Message::Progress { tasks, micros } => ints(&mut w, kind::PROGRESS, &[*tasks, *micros]),
             Message::Lost { transfer, reason } => {
                 w.int(*transfer);
                 w.text(reason);
@@ -319,7 +324,7 @@ impl Message<'_> {
                 Message::Upload { transfer, id, place, meta: meta(&mut r)? }
             }
             kind::PIECE | kind::SUPPLY => Message::Piece { of: r.int()?, bytes: r.rest() },
-            kind::READ => Message::Read { request: r.int()?, id: Id(r.int()?) },
+            kind::READ => Message::Read { request: r.int()?, id: Id(r.int()?), background: r.int()? != 0 },
             kind::DIGEST => Message::Digest { request: r.int()?, id: Id(r.int()?) },
             kind::SYNC => Message::Sync { request: r.int()? },
             kind::QUERY => {
@@ -347,7 +352,7 @@ impl Message<'_> {
             kind::FAILED => Message::Failed { request: r.int()?, error: fault::decode(&mut r)? },
             kind::FAULT => Message::Fault { value: Id(r.int()?), error: fault::decode(&mut r)? },
             kind::ANSWER => Message::Answer { request: r.int()?, content: r.rest() },
-            kind::PROGRESS => Message::Progress { seq: r.int()?, micros: r.int()? },
+            kind::PROGRESS => Message::Progress { tasks: r.int()?, micros: r.int()? },
             kind::LOST => Message::Lost { transfer: r.int()?, reason: text(&mut r)? },
             other => return Err(ProtocolError::Kind(other)),
         };

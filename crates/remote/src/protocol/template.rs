@@ -9,8 +9,8 @@ use super::ProtocolError;
 use kiln_device::{Batch, Place, Urgency};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
 use kiln_ir::{Field, FormError, Id, Item, Node, Scalar, Sink, Source};
-use rustc_hash::{FxHashMap, FxHasher};
-use std::hash::Hasher;
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
 
 /// Templates that a session keeps at most.
 pub const MOST: usize = 256;
@@ -226,6 +226,7 @@ pub fn apply(bindings: &mut [u64], r: &mut Reader<'_>) -> Result<(), ProtocolErr
 
 /// How a batch is to be sent.
 #[derive(PartialEq, Eq, Debug)]
+#[allow(missing_docs)]
 pub enum Sending {
     /// As a new template; an old one to forget first, and the encoded bindings.
     Define { template: u64, forget: Option<u64>, bindings: Vec<u8> },
@@ -236,60 +237,48 @@ pub enum Sending {
 /// The sender's templates.
 #[derive(Default)]
 pub struct Sender {
-    templates: FxHashMap<u64, Known>,
-    by_hash: FxHashMap<u64, Vec<u64>>,
+    /// By structure; equal structures are one allocation, see [`Sender::send`].
+    templates: FxHashMap<usize, Known>,
     next: u64,
     clock: u64,
 }
 
 struct Known {
-    structure: Vec<u8>,
+    template: u64,
+    /// Keeps the allocation, and so the key.
+    _structure: Arc<[u8]>,
     bindings: Vec<u64>,
-    hash: u64,
     used: u64,
 }
 
 impl Sender {
-    /// Decides how to send a batch, and takes note of it.
-    pub fn send(&mut self, split: &Split) -> Sending {
-        let mut hasher = FxHasher::default();
-        hasher.write(&split.structure);
-        let hash = hasher.finish();
+    /// Decides how to send a batch, and takes note of it. The caller shares equal structures: it is by its address
+    /// that one is known.
+    pub fn send(&mut self, structure: &Arc<[u8]>, bindings: &[u64]) -> Sending {
         self.clock += 1;
+        let key = structure.as_ptr() as usize;
         let mut w = Writer::default();
-        let same = self.by_hash.get(&hash).and_then(|templates| {
-            let same = |t: &u64| self.templates.get(t).is_some_and(|k| k.structure == split.structure);
-            templates.iter().copied().find(same)
-        });
-        if let Some(template) = same
-            && let Some(known) = self.templates.get_mut(&template)
-        {
-            difference(&known.bindings, &split.bindings, &mut w);
-            known.bindings.clone_from(&split.bindings);
+        if let Some(known) = self.templates.get_mut(&key) {
+            difference(&known.bindings, bindings, &mut w);
+            known.bindings.clear();
+            known.bindings.extend_from_slice(bindings);
             known.used = self.clock;
-            return Sending::Call { template, bindings: w.bytes };
+            return Sending::Call { template: known.template, bindings: w.bytes };
         }
         let forget = (self.templates.len() >= MOST).then(|| self.forget_oldest()).flatten();
         let template = self.next;
         self.next += 1;
-        w.int(split.bindings.len() as u64);
-        difference(&[], &split.bindings, &mut w);
-        let Split { structure, bindings } = split.clone();
-        self.templates.insert(template, Known { structure, bindings, hash, used: self.clock });
-        self.by_hash.entry(hash).or_default().push(template);
+        w.int(bindings.len() as u64);
+        difference(&[], bindings, &mut w);
+        let (structure, held) = (structure.clone(), bindings.to_vec());
+        let known = Known { template, _structure: structure, bindings: held, used: self.clock };
+        self.templates.insert(key, known);
         Sending::Define { template, forget, bindings: w.bytes }
     }
 
     fn forget_oldest(&mut self) -> Option<u64> {
-        let (&oldest, known) = self.templates.iter().min_by_key(|(_, known)| known.used)?;
-        if let Some(same) = self.by_hash.get_mut(&known.hash) {
-            same.retain(|&t| t != oldest);
-            if same.is_empty() {
-                self.by_hash.remove(&known.hash);
-            }
-        }
-        self.templates.remove(&oldest);
-        Some(oldest)
+        let oldest = self.templates.iter().min_by_key(|(_, known)| known.used).map(|(key, _)| *key)?;
+        self.templates.remove(&oldest).map(|known| known.template)
     }
 }
 
@@ -371,10 +360,14 @@ mod tests {
         let table = Table::local();
         let (mut sender, mut receiver) = (Sender::default(), Receiver::default());
         let mut sizes = Vec::new();
+        let mut structure: Arc<[u8]> = Arc::from([]);
         for i in 0..5 {
             let items = step(100 * i, &format!("{i}.5"));
             let split = split(&table, &items, Place::Reuse);
-            let (size, batch) = match sender.send(&split) {
+            if *structure != *split.structure {
+                structure = split.structure.clone().into();
+            }
+            let (size, batch) = match sender.send(&structure, &split.bindings) {
                 Sending::Define { template, bindings, .. } => {
                     assert_eq!(i, 0);
                     let batch = receiver.define(&table, template, &split.structure, &bindings).unwrap();
@@ -405,7 +398,8 @@ mod tests {
                 &[Id(900)],
             )));
             let split = split(&table, &items, Place::Persistent);
-            let Sending::Define { template, forget, bindings } = sender.send(&split) else { panic!("new") };
+            let sending = sender.send(&split.structure.clone().into(), &split.bindings);
+            let Sending::Define { template, forget, bindings } = sending else { panic!("new") };
             forget.into_iter().for_each(|t| receiver.forget(t));
             let batch = receiver.define(&table, template, &split.structure, &bindings).unwrap();
             assert_eq!((batch.items, batch.place), (items, Place::Persistent));
