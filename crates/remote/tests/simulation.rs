@@ -161,9 +161,9 @@ impl World {
             c.up.put(&bytes(&out));
         }
         let soon = self.random.chance(3);
-        if let Some(ack) = self.core.acknowledgement(soon) {
-            c.up.put(&ack);
-        }
+        let mut controls = Vec::new();
+        self.core.controls(soon, &mut controls);
+        c.up.put(&controls);
         let most = self.random.below(3000) as usize;
         c.at_server.feed(&c.up.take(most));
         while let Some(frame) = c.at_server.next().unwrap() {

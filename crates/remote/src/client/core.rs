@@ -152,7 +152,7 @@ pub struct Core {
     faults: VecDeque<(Id, Origin)>,
     failures: Vec<Error>,
     answers: Vec<Answer>,
-    pings: u64,
+    ping: bool,
     failed: Option<Error>,
     events: Vec<String>,
     stats: Stats,
@@ -189,7 +189,7 @@ impl Core {
             faults: VecDeque::new(),
             failures: Vec::new(),
             answers: Vec::new(),
-            pings: 0,
+            ping: false,
             failed: None,
             events: Vec::new(),
             stats: Stats::default(),
@@ -402,6 +402,11 @@ impl Core {
         match frame.kind {
             kind::WELCOME if !self.open => return self.welcome(Welcome::decode(frame.payload)?),
             kind::REFUSED if !self.open => return Ok(Step::Refused(Refusal::decode(frame.payload)?)),
+            kind::ENDED if self.open => {
+                let (peer, reason) = (self.config.peer.clone(), String::from_utf8_lossy(frame.payload).into());
+                self.fail(Error::Refused { peer, reason });
+                return Ok(Step::Leave);
+            }
             kind if !self.open => return Err(ProtocolError::Kind(kind)),
             _ => {}
         }
@@ -654,17 +659,26 @@ impl Core {
         if self.open { self.link.next() } else { None }
     }
 
-    /// A control frame to send: an acknowledgement if one is due.
-    pub fn acknowledgement(&mut self, soon: bool) -> Option<Vec<u8>> {
-        let (kind, body) = if self.open { self.link.acknowledge(soon)?.encode() } else { return None };
-        Some(control(kind, &body.fields))
+    /// Appends the control frames that are due; acknowledgements that could wait only if `soon`.
+    pub fn controls(&mut self, soon: bool, to: &mut Vec<u8>) {
+        if !self.open {
+            return;
+        }
+        let ping = std::mem::take(&mut self.ping).then_some(Message::Ping(self.stats.replies));
+        for message in ping.into_iter().chain(self.link.acknowledge(soon)) {
+            let (kind, body) = message.encode();
+            to.extend(control(kind, &body.fields));
+        }
     }
 
-    /// A frame that shows the server that the client lives.
-    pub fn ping(&mut self) -> Vec<u8> {
-        self.pings += 1;
-        let (kind, body) = Message::Ping(self.pings).encode();
-        control(kind, &body.fields)
+    /// Whether an acknowledgement waits.
+    pub fn owes(&self) -> bool {
+        self.open && self.link.owes()
+    }
+
+    /// Shows the server that the client lives.
+    pub fn ping(&mut self) {
+        self.ping = true;
     }
 
     /// The frame that ends the session.

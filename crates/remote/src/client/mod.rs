@@ -2,3 +2,8 @@
 
 pub mod core;
 pub mod journal;
+mod remote;
+mod watch;
+
+pub use remote::{Patience, Remote};
+pub use watch::watch;

@@ -68,6 +68,23 @@ pub struct Out {
     pub body: Body,
 }
 
+/// Data up to this size are copied next to the frames around them; longer ones go from where they are.
+const COPIED: usize = 4096;
+
+impl Out {
+    /// Appends the frame to a buffer, except for long data, which are to be sent after it.
+    pub fn append(self, buffer: &mut Vec<u8>) -> Option<Bytes> {
+        buffer.extend_from_slice(&self.head);
+        buffer.extend_from_slice(&self.body.fields);
+        let data = self.body.data?;
+        if data.len() > COPIED {
+            return Some(data);
+        }
+        buffer.extend_from_slice(&data);
+        None
+    }
+}
+
 /// One direction's sender and the other's receiver.
 #[derive(Debug)]
 pub struct Link {
@@ -217,11 +234,16 @@ impl Link {
     pub fn acknowledge(&mut self, soon: bool) -> Option<Message<'static>> {
         let now = (self.received, self.released + WINDOW);
         let urgent = now.1 - self.told.1 >= ACK_BYTES || now.0 - self.told.0 >= ACK_FRAMES;
-        if now == self.told || !(soon || urgent) {
+        if !self.owes() || !(soon || urgent) {
             return None;
         }
         self.told = now;
         Some(Message::Ack { seq: now.0, limit: now.1 })
+    }
+
+    /// Whether there is news to acknowledge.
+    pub fn owes(&self) -> bool {
+        (self.received, self.released + WINDOW) != self.told
     }
 
     /// The last frame received in order.

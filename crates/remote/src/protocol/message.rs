@@ -190,6 +190,10 @@ pub mod kind {
     pub const BYE: u8 = 7;
     pub const DRAIN: u8 = 8;
     pub const PROGRESS: u8 = 9;
+    /// What a server looks like, as JSON, once a second for those who watch.
+    pub const STATUS: u8 = 10;
+    /// The server ends the session, for this reason.
+    pub const ENDED: u8 = 11;
     pub const DEFINE: u8 = 16;
     pub const CALL: u8 = 17;
     pub const FORGET: u8 = 18;

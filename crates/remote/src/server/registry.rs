@@ -49,6 +49,15 @@ pub struct Client {
     lost_at: AtomicU64,
     /// It broke the protocol, or ended: nothing of it is executed any more.
     over: AtomicBool,
+    reason: Mutex<Option<String>>,
+    /// Microseconds of the device that it has used, as far as fairness goes.
+    pub(super) used: AtomicU64,
+    /// A worker has it, or it waits for one.
+    pub(super) claimed: AtomicBool,
+    /// Tells its connection that there is something to send, or that it is over.
+    pub(super) news: tokio::sync::Notify,
+    /// When it was opened.
+    pub opened: Duration,
 }
 
 impl Client {
@@ -60,6 +69,16 @@ impl Client {
     /// The half that computes.
     pub fn executor(&self) -> MutexGuard<'_, Executor> {
         self.executor.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Values, their bytes and operations so far; nothing while it computes.
+    pub fn try_held(&self) -> Option<(usize, usize, u64)> {
+        self.executor.try_lock().ok().map(|executor| executor.held())
+    }
+
+    /// Whether it has a connection.
+    pub fn is_connected(&self) -> bool {
+        self.lost_at.load(Ordering::Acquire) == u64::MAX
     }
 
     /// Whether a connection of this epoch is still the newest.
@@ -75,18 +94,30 @@ impl Client {
     /// Ends it.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
+        self.news.notify_one();
     }
 
-    /// Does one task, if one is ready. Gives whether it did.
-    pub fn work(&self) -> Result<bool, ProtocolError> {
+    /// Ends it for a reason that its client is told.
+    pub fn end_because(&self, reason: &str) {
+        self.reason.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(reason.into());
+        self.end();
+    }
+
+    /// Why the server ended it, if it did.
+    pub fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Does one task, if one is ready. Gives the microseconds it took.
+    pub fn work(&self) -> Result<Option<u64>, ProtocolError> {
         let mut executor = self.executor();
         if self.is_over() {
-            return Ok(false);
+            return Ok(None);
         }
-        let Some((task, upload)) = self.session().take() else { return Ok(false) };
+        let Some((task, upload)) = self.session().take() else { return Ok(None) };
         let (replies, micros) = executor.run(&task, upload)?;
         self.session().finish(&task, replies, micros);
-        Ok(true)
+        Ok(Some(micros))
     }
 }
 
@@ -130,16 +161,15 @@ impl Registry {
                 let (client, resumed) = self.resume(session, &secret, epoch, received)?;
                 (client, epoch, Some(resumed))
             }
-            Purpose::Open { ref device } => (self.open(device, &hello)?, 0, None),
+            Purpose::Open { ref device } => (self.open(device, &hello, now)?, 0, None),
             Purpose::Watch => return Ok((self.welcome(version, None, None, false), Admitted::Watch)),
             Purpose::Fetch { .. } => return Err(Refusal::Capability),
         };
         client.lost_at.store(u64::MAX, Ordering::Release);
-        let _ = now;
         Ok((self.welcome(version, Some(&client), resumed, hello.compress), Admitted::Session(client, epoch)))
     }
 
-    fn open(&self, device: &str, hello: &Hello) -> Result<Arc<Client>, Refusal> {
+    fn open(&self, device: &str, hello: &Hello, now: Duration) -> Result<Arc<Client>, Refusal> {
         if self.draining.load(Ordering::Acquire) {
             return Err(Refusal::Draining);
         }
@@ -162,6 +192,11 @@ impl Registry {
             executor: Mutex::new(Executor::new(driver, table, self.config.quota)),
             lost_at: AtomicU64::new(u64::MAX),
             over: AtomicBool::new(false),
+            reason: Mutex::default(),
+            used: AtomicU64::new(0),
+            claimed: AtomicBool::new(false),
+            news: tokio::sync::Notify::new(),
+            opened: now,
         });
         self.opened.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());

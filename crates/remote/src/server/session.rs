@@ -63,6 +63,7 @@ pub struct Session {
     /// The client has ended it.
     ended: bool,
     compress: bool,
+    pong: Option<u64>,
 }
 
 /// What came of a frame.
@@ -90,6 +91,7 @@ impl Session {
             micros: 0,
             ended: false,
             compress,
+            pong: None,
         }
     }
 
@@ -224,9 +226,25 @@ impl Session {
         self.link.next()
     }
 
-    /// Control messages that are due: acknowledgement and progress.
+    /// The client has asked for a sign of life.
+    pub fn pong(&mut self, number: u64) {
+        self.pong = Some(number);
+    }
+
+    /// Whether there are notices that could wait.
+    pub fn owes(&self) -> bool {
+        self.link.owes() || self.told.0 != self.executed
+    }
+
+    /// Whether everything has been sent and acknowledged.
+    pub fn is_sent(&self) -> bool {
+        self.link.queued_frames() == 0
+    }
+
+    /// Control messages that are due: acknowledgement and progress, if not `soon` only when there is much to tell.
     pub fn notices(&mut self, soon: bool) -> SmallVec<[Message<'static>; 2]> {
-        let mut due: SmallVec<[Message<'static>; 2]> = self.link.acknowledge(soon).into_iter().collect();
+        let mut due: SmallVec<[Message<'static>; 2]> = self.pong.take().map(Message::Pong).into_iter().collect();
+        due.extend(self.link.acknowledge(soon));
         if self.told.0 != self.executed && (soon || self.executed - self.told.0 >= 16) {
             self.told = (self.executed, self.micros);
             due.push(Message::Progress { tasks: self.executed, micros: self.micros });
