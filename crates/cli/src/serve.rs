@@ -66,7 +66,9 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         return Err("a server that others can reach needs a token: --token-file FILE or KILN_TOKEN".into());
     }
     if public && args.tls_cert.is_none() {
-        eprintln!("kiln: warning: tokens and tensors are not encrypted; --tls-cert and --tls-key would do that");
+        eprintln!(
+            "kiln: warning: tokens and tensors are not encrypted; --tls-cert and --tls-key would do that"
+        );
     }
     let (token, token_file) = match given {
         Some(token) => (token, args.token_file.clone()),

@@ -73,7 +73,14 @@ fn table(status: &Value, before: Option<&Value>) -> String {
         sessions(status).len(),
         status["opened"],
         if status["draining"] == true { " · draining" } else { "" },
-        "session", "program", "values", "bytes", "ops/s", "busy", "queue", "network"
+        "session",
+        "program",
+        "values",
+        "bytes",
+        "ops/s",
+        "busy",
+        "queue",
+        "network"
     );
     for session in sessions(status) {
         let old = last.get(&session["session"].to_string());

@@ -91,7 +91,13 @@ impl Address {
             "unix" => Scheme::Unix,
             _ => return Err(bad("known schemes are kiln, kilns, ws, wss and unix")),
         };
-        let mut address = Address { scheme, host: String::new(), port: 0, device: String::new(), options: Options::default() };
+        let mut address = Address {
+            scheme,
+            host: String::new(),
+            port: 0,
+            device: String::new(),
+            options: Options::default(),
+        };
         if scheme == Scheme::Unix {
             address.host = rest.strip_prefix("//").unwrap_or(rest).to_string();
             if address.host.is_empty() {
@@ -144,7 +150,11 @@ impl Address {
 
     /// Host and port as the system wants them.
     pub fn authority(&self) -> String {
-        if self.host.contains(':') { format!("[{}]:{}", self.host, self.port) } else { format!("{}:{}", self.host, self.port) }
+        if self.host.contains(':') {
+            format!("[{}]:{}", self.host, self.port)
+        } else {
+            format!("{}:{}", self.host, self.port)
+        }
     }
 
     /// The token: what the named file holds, else `KILN_TOKEN`, else nothing.
@@ -203,7 +213,18 @@ mod tests {
 
     #[test]
     fn bad_ones_are_told_and_secrets_are_not() {
-        for text in ["", "host", "http://x", "kiln:x", "kiln://", "kiln://h:x", "kiln://h:70000", "kiln://a@h", "unix:", "kiln://[::1"] {
+        for text in [
+            "",
+            "host",
+            "http://x",
+            "kiln:x",
+            "kiln://",
+            "kiln://h:x",
+            "kiln://h:70000",
+            "kiln://a@h",
+            "unix:",
+            "kiln://[::1",
+        ] {
             assert!(Address::parse(text).is_err(), "{text}");
         }
         let error = Address::parse("kiln://h:x?token-file=/secret/place").unwrap_err();

@@ -119,7 +119,11 @@ impl Rewound {
 }
 
 impl AsyncRead for Rewound {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let left = &self.first[self.given..];
         if !left.is_empty() {
             let n = left.len().min(buf.remaining());

@@ -102,7 +102,16 @@ impl World {
     fn new(seed: u64) -> World {
         let registry = server(seed);
         let random = Random(seed ^ 0xabcd);
-        World { random, registry, core: client(), connection: None, now: Duration::ZERO, crashes: 0, cuts: 0, seed }
+        World {
+            random,
+            registry,
+            core: client(),
+            connection: None,
+            now: Duration::ZERO,
+            crashes: 0,
+            cuts: 0,
+            seed,
+        }
     }
 
     /// One small thing happens.
@@ -235,8 +244,9 @@ fn run(seed: u64, faults: bool) -> (u64, u64, kiln_remote::client::core::Stats) 
     for _ in 0..60 {
         match random.below(10) {
             0 | 1 => {
-                let content: Vec<u8> =
-                    (0..8).flat_map(|_| ((random.below(2000) as f32 - 1000.0) / 512.0).to_le_bytes()).collect();
+                let content: Vec<u8> = (0..8)
+                    .flat_map(|_| ((random.below(2000) as f32 - 1000.0) / 512.0).to_le_bytes())
+                    .collect();
                 let data = Data::new(meta, Bytes::new(content));
                 let id = Id(next);
                 next += 1;
@@ -248,7 +258,8 @@ fn run(seed: u64, faults: bool) -> (u64, u64, kiln_remote::client::core::Stats) 
                 let mut items = Vec::new();
                 for _ in 0..1 + random.below(4) {
                     let op: Op = ops[random.below(4) as usize].clone();
-                    let pick = |random: &mut Random, live: &Vec<Id>| live[random.below(live.len() as u64) as usize];
+                    let pick =
+                        |random: &mut Random, live: &Vec<Id>| live[random.below(live.len() as u64) as usize];
                     let (a, b) = (pick(&mut random, &live), pick(&mut random, &live));
                     items.push(Item::Run(Node::new(op, &[a, b], &[Id(next)])));
                     live.push(Id(next));
@@ -311,7 +322,15 @@ fn disturbed_runs_give_the_same_bits() {
         replayed += stats.replayed;
         snapshots += stats.held.snapshots;
     }
-    println!("{seeds} seeds: {cuts} cuts, {crashes} crashes, {resumed} resumed, {replayed} replayed, {snapshots} snapshots");
+    println!(
+        "{seeds} seeds: {cuts} cuts, {crashes} crashes, {resumed} resumed, {replayed} replayed, {snapshots} snapshots"
+    );
     // The test must have tested something.
-    assert!(cuts > seeds && crashes > seeds / 4 && resumed > seeds && replayed > seeds / 4 && snapshots > seeds / 4);
+    assert!(
+        cuts > seeds
+            && crashes > seeds / 4
+            && resumed > seeds
+            && replayed > seeds / 4
+            && snapshots > seeds / 4
+    );
 }

@@ -103,7 +103,10 @@ enum Request {
     /// The end of a snapshot's reads.
     Cut,
     /// A read that was answered before the server was lost: the same bits are expected.
-    Again { id: Id, sum: u32 },
+    Again {
+        id: Id,
+        sum: u32,
+    },
 }
 
 /// A value on its way.
@@ -292,21 +295,19 @@ impl Core {
         }
         let compress = self.session.as_ref().is_some_and(|s| s.compress);
         match entry {
-            Entry::Batch { structure, bindings } => {
-                match self.sender.send(structure, bindings) {
-                    Sending::Define { template, forget, bindings } => {
-                        if let Some(template) = forget {
-                            self.task(Message::Forget { template }, false);
-                        }
-                        self.stats.defined += 1;
-                        self.task(Message::Define { template, structure, bindings: &bindings }, compress);
+            Entry::Batch { structure, bindings } => match self.sender.send(structure, bindings) {
+                Sending::Define { template, forget, bindings } => {
+                    if let Some(template) = forget {
+                        self.task(Message::Forget { template }, false);
                     }
-                    Sending::Call { template, bindings } => {
-                        self.stats.called += 1;
-                        self.task(Message::Call { template, bindings: &bindings }, false);
-                    }
+                    self.stats.defined += 1;
+                    self.task(Message::Define { template, structure, bindings: &bindings }, compress);
                 }
-            }
+                Sending::Call { template, bindings } => {
+                    self.stats.called += 1;
+                    self.task(Message::Call { template, bindings: &bindings }, false);
+                }
+            },
             Entry::Upload { id, data, place } => {
                 let transfer = self.next_transfer;
                 self.next_transfer += 1;
@@ -403,7 +404,8 @@ impl Core {
             kind::WELCOME if !self.open => return self.welcome(Welcome::decode(frame.payload)?),
             kind::REFUSED if !self.open => return Ok(Step::Refused(Refusal::decode(frame.payload)?)),
             kind::ENDED if self.open => {
-                let (peer, reason) = (self.config.peer.clone(), String::from_utf8_lossy(frame.payload).into());
+                let (peer, reason) =
+                    (self.config.peer.clone(), String::from_utf8_lossy(frame.payload).into());
                 self.fail(Error::Refused { peer, reason });
                 return Ok(Step::Leave);
             }
@@ -462,7 +464,8 @@ impl Core {
 
     fn welcome(&mut self, welcome: Welcome) -> Result<Step, ProtocolError> {
         if let Some(received) = welcome.resumed {
-            let session = self.session.as_ref().ok_or(ProtocolError::Misuse("there is no session to resume"))?;
+            let session =
+                self.session.as_ref().ok_or(ProtocolError::Misuse("there is no session to resume"))?;
             if session.number != welcome.session || session.incarnation != welcome.incarnation {
                 return Err(ProtocolError::Misuse("another session was resumed"));
             }
@@ -505,7 +508,8 @@ impl Core {
         (self.tasks, self.executed, self.micros, self.snapshot_at) = (0, 0, 0, 0);
         self.sent.clear();
         self.journal.give_up_snapshot();
-        self.requests.retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
+        self.requests
+            .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
         for request in self.requests.values_mut() {
             if let Request::Read(_, incoming) = request {
                 *incoming = None;

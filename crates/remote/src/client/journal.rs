@@ -122,7 +122,9 @@ impl Journal {
     }
 
     /// Snapshot values and entries, in the order in which a new server must see them; or why that is impossible.
-    pub fn replay(&self) -> Result<(impl Iterator<Item = (Id, &(Data, Place))>, impl Iterator<Item = &Entry>), &str> {
+    pub fn replay(
+        &self,
+    ) -> Result<(impl Iterator<Item = (Id, &(Data, Place))>, impl Iterator<Item = &Entry>), &str> {
         match &self.lost {
             Some(reason) => Err(reason),
             None => Ok((self.base.iter().map(|(id, value)| (*id, value)), self.entries.iter())),

@@ -81,10 +81,9 @@ impl Remote {
 
     /// Like [`Remote::open`], with other limits.
     pub fn open_with(addresses: Vec<Address>, patience: Patience) -> Result<Remote, Error> {
-        let first = addresses.first().ok_or_else(|| Error::Address {
-            address: String::new(),
-            reason: "it names no server".into(),
-        })?;
+        let first = addresses
+            .first()
+            .ok_or_else(|| Error::Address { address: String::new(), reason: "it names no server".into() })?;
         let number = |name: &str, default: usize| {
             std::env::var(name).ok().and_then(|v| v.trim().parse().ok()).unwrap_or(default)
         };
@@ -221,9 +220,7 @@ impl Shared {
 
     /// Waits while too much is under way.
     fn hold(&self) {
-        let busy = |core: &mut Core| {
-            core.queued_bytes() > MOST_QUEUED || core.unexecuted() > MOST_UNEXECUTED
-        };
+        let busy = |core: &mut Core| core.queued_bytes() > MOST_QUEUED || core.unexecuted() > MOST_UNEXECUTED;
         drop(self.room.wait_while(self.lock(), busy).unwrap_or_else(|e| e.into_inner()));
     }
 
@@ -276,7 +273,8 @@ async fn drive(shared: Arc<Shared>) {
                 }
                 let since = *lost.get_or_insert_with(Instant::now);
                 // Nobody waits for a server that was never there.
-                let patience = if shared.lock().info().is_some() { shared.patience.give_up } else { Duration::ZERO };
+                let patience =
+                    if shared.lock().info().is_some() { shared.patience.give_up } else { Duration::ZERO };
                 attempts += 1;
                 let tried_all = attempts as usize >= shared.addresses.len();
                 if since.elapsed() >= patience && tried_all {
@@ -325,7 +323,9 @@ async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcome
     };
     match step {
         Step::Refused(Refusal::Session | Refusal::Fenced) => return End::Forgotten,
-        Step::Refused(refusal @ (Refusal::Full(_) | Refusal::Draining)) => return End::Broken(refusal.to_string()),
+        Step::Refused(refusal @ (Refusal::Full(_) | Refusal::Draining)) => {
+            return End::Broken(refusal.to_string());
+        }
         Step::Refused(refusal) => {
             let (peer, reason) = (address.to_string(), refusal.to_string());
             return End::Final(Error::Refused { peer, reason });
@@ -355,7 +355,12 @@ async fn read(reader: &mut ReadHalf<Stream>, decoder: &mut Decoder) -> io::Resul
     }
 }
 
-async fn receive(shared: &Shared, mut reader: ReadHalf<Stream>, mut decoder: Decoder, heard: &Mutex<Instant>) -> End {
+async fn receive(
+    shared: &Shared,
+    mut reader: ReadHalf<Stream>,
+    mut decoder: Decoder,
+    heard: &Mutex<Instant>,
+) -> End {
     loop {
         loop {
             let step = match decoder.next() {

@@ -2,9 +2,9 @@
 
 use super::ProtocolError;
 use kiln_device::Error;
+use kiln_ir::Id;
 use kiln_ir::math::DivideError;
 use kiln_ir::wire::{Reader, WireError, Writer};
-use kiln_ir::Id;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -79,7 +79,10 @@ fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
         2 => Error::Index { op: r.text()?, index: r.int()? as i64, length: size(r)? },
         3 => {
             let op = r.text()?;
-            Error::Divide { op, error: if r.int()? == 0 { DivideError::ByZero } else { DivideError::Overflow } }
+            Error::Divide {
+                op,
+                error: if r.int()? == 0 { DivideError::ByZero } else { DivideError::Overflow },
+            }
         }
         4 => Error::Custom { op: r.text()?, message: r.text()? },
         5 => Error::Panicked { op: r.text()?, message: r.text()? },

@@ -343,7 +343,8 @@ mod tests {
     fn a_sender_that_ignores_the_window_is_found_out() {
         let mut b = Link::default();
         let payload = vec![0; frame::MOST];
-        let sent = (1..).take_while(|&seq| b.accept(&Frame { seq, kind: 20, payload: &payload }, Lane::Normal).is_ok());
+        let sent = (1..)
+            .take_while(|&seq| b.accept(&Frame { seq, kind: 20, payload: &payload }, Lane::Normal).is_ok());
         assert_eq!(sent.count(), 8);
     }
 

@@ -305,7 +305,11 @@ impl Message<'_> {
     }
 
     /// The message that a frame holds. `room` is used for a compressed payload.
-    pub fn decode<'a>(kind: u8, payload: &'a [u8], room: &'a mut Vec<u8>) -> Result<Message<'a>, ProtocolError> {
+    pub fn decode<'a>(
+        kind: u8,
+        payload: &'a [u8],
+        room: &'a mut Vec<u8>,
+    ) -> Result<Message<'a>, ProtocolError> {
         let payload = if kind & COMPRESSED != 0 {
             *room = expand(payload)?;
             &room[..]
@@ -522,7 +526,18 @@ impl Welcome {
         let resumed = r.int()?.checked_sub(1);
         let (lease, heartbeat, compress) = (r.int()?, r.int()?, flag(&mut r)?);
         let (info, table) = (read_info(&mut r)?, r.blob()?.to_vec());
-        Ok(Welcome { version, session, secret, incarnation, resumed, lease, heartbeat, compress, info, table })
+        Ok(Welcome {
+            version,
+            session,
+            secret,
+            incarnation,
+            resumed,
+            lease,
+            heartbeat,
+            compress,
+            info,
+            table,
+        })
     }
 }
 

@@ -186,7 +186,9 @@ impl Source for Lower<'_> {
             Field::Scalar(x) => {
                 let bits = binding()?;
                 match self.r.get(key, Field::DType(x.dtype()))? {
-                    Field::DType(dtype) if !dtype.is_quantised() => Field::Scalar(Scalar::from_bits(dtype, bits)),
+                    Field::DType(dtype) if !dtype.is_quantised() => {
+                        Field::Scalar(Scalar::from_bits(dtype, bits))
+                    }
                     _ => return Err(bad),
                 }
             }

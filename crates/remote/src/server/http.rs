@@ -33,7 +33,9 @@ pub async fn serve(server: &Server, mut stream: Stream) -> io::Result<Option<Str
     let path = text.split_ascii_whitespace().nth(1).unwrap_or("/");
     let (status, kind, body) = match path.split('?').next().unwrap_or("/") {
         "/" => ("200 OK", "text/html; charset=utf-8", page(server)),
-        "/healthz" if server.registry.is_draining() => ("503 Service Unavailable", "text/plain", "draining\n".into()),
+        "/healthz" if server.registry.is_draining() => {
+            ("503 Service Unavailable", "text/plain", "draining\n".into())
+        }
         "/healthz" => ("200 OK", "text/plain", "ok\n".into()),
         "/metrics" => ("200 OK", "text/plain; version=0.0.4", metrics(server)),
         _ => ("404 Not Found", "text/plain", "there are /, /healthz and /metrics\n".into()),
@@ -74,11 +76,21 @@ fn metrics(server: &Server) -> String {
     };
     metric("uptime_seconds", "gauge", "Time since the start.", format!("{:.3}", server.now().as_secs_f64()));
     metric("sessions", "gauge", "Open sessions.", sessions.len().to_string());
-    metric("sessions_opened_total", "counter", "Sessions since the start.", server.registry.opened().to_string());
+    metric(
+        "sessions_opened_total",
+        "counter",
+        "Sessions since the start.",
+        server.registry.opened().to_string(),
+    );
     metric("values", "gauge", "Values held by open sessions.", sum("values").to_string());
     metric("value_bytes", "gauge", "Their bytes, by shape.", sum("bytes").to_string());
     metric("queued_tasks", "gauge", "Tasks that wait.", sum("queue").to_string());
     metric("session_operations", "gauge", "Operations of open sessions.", sum("operations").to_string());
-    metric("session_busy_microseconds", "gauge", "Device time of open sessions.", sum("busy_micros").to_string());
+    metric(
+        "session_busy_microseconds",
+        "gauge",
+        "Device time of open sessions.",
+        sum("busy_micros").to_string(),
+    );
     text
 }

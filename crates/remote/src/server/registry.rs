@@ -149,7 +149,12 @@ impl Registry {
     }
 
     /// Answers a hello at time `now`. `trusted`: the transport has shown that the client may connect.
-    pub fn hello(&self, payload: &[u8], trusted: bool, now: Duration) -> Result<(Welcome, Admitted), Refusal> {
+    pub fn hello(
+        &self,
+        payload: &[u8],
+        trusted: bool,
+        now: Duration,
+    ) -> Result<(Welcome, Admitted), Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
         let version = message::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
         let known = self.config.token.as_deref().is_none_or(|token| equal(token, &hello.token));
@@ -173,7 +178,8 @@ impl Registry {
         if self.draining.load(Ordering::Acquire) {
             return Err(Refusal::Draining);
         }
-        let table = Table::decode(&mut Reader::new(&hello.table)).map_err(|e| Refusal::Other(e.to_string()))?;
+        let table =
+            Table::decode(&mut Reader::new(&hello.table)).map_err(|e| Refusal::Other(e.to_string()))?;
         let mut clients = self.clients();
         if clients.len() >= self.config.most_sessions {
             return Err(Refusal::Full(self.config.most_sessions as u64));
@@ -210,7 +216,8 @@ impl Registry {
         epoch: u64,
         received: u64,
     ) -> Result<(Arc<Client>, u64), Refusal> {
-        let client = self.clients().get(&session).cloned().filter(|c| !c.is_over()).ok_or(Refusal::Session)?;
+        let client =
+            self.clients().get(&session).cloned().filter(|c| !c.is_over()).ok_or(Refusal::Session)?;
         if !equal(&client.secret, secret) {
             return Err(Refusal::Session);
         }
@@ -224,7 +231,13 @@ impl Registry {
         Ok((client, resumed))
     }
 
-    fn welcome(&self, version: u64, client: Option<&Client>, resumed: Option<u64>, compress: bool) -> Welcome {
+    fn welcome(
+        &self,
+        version: u64,
+        client: Option<&Client>,
+        resumed: Option<u64>,
+        compress: bool,
+    ) -> Welcome {
         let info = match client {
             Some(client) => client.executor().device().info(),
             None => kiln_device::DeviceInfo {

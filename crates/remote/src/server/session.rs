@@ -243,7 +243,8 @@ impl Session {
 
     /// Control messages that are due: acknowledgement and progress, if not `soon` only when there is much to tell.
     pub fn notices(&mut self, soon: bool) -> SmallVec<[Message<'static>; 2]> {
-        let mut due: SmallVec<[Message<'static>; 2]> = self.pong.take().map(Message::Pong).into_iter().collect();
+        let mut due: SmallVec<[Message<'static>; 2]> =
+            self.pong.take().map(Message::Pong).into_iter().collect();
         due.extend(self.link.acknowledge(soon));
         if self.told.0 != self.executed && (soon || self.executed - self.told.0 >= 16) {
             self.told = (self.executed, self.micros);
@@ -426,7 +427,8 @@ impl Executor {
             }
             Ok(_) => Err(ProtocolError::Misuse("an operation with another number of results")),
             Err(cause) => {
-                let value = *node.outs.first().ok_or(ProtocolError::Misuse("an operation without results"))?;
+                let value =
+                    *node.outs.first().ok_or(ProtocolError::Misuse("an operation without results"))?;
                 let error = self.fault(node.op.name(), value, cause.into(), replies);
                 node.outs.iter().try_for_each(|id| self.define(*id, Err(error.clone())))?;
                 Ok(false)
