@@ -6,13 +6,19 @@ use std::process::ExitCode;
 
 #[derive(clap::Args)]
 pub struct Args {
+    /// Servers whose devices to show instead: kiln://host:port, unix:/path, …
+    urls: Vec<String>,
     /// One JSON object a device.
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
-    for device in Device::list() {
+    let devices = match args.urls.is_empty() {
+        true => Device::list(),
+        false => args.urls.iter().map(|url| Device::open(url)).collect::<Result<_, _>>()?,
+    };
+    for device in devices {
         let (info, memory) = (device.info(), device.memory());
         let dtypes: Vec<_> = DType::ALL.iter().map(|d| (d.name(), format!("{:?}", info.usage(*d)))).collect();
         if args.json {

@@ -5,7 +5,9 @@ mod bench;
 mod conform;
 mod devices;
 mod replay;
+mod serve;
 mod train;
+mod watch;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -28,8 +30,14 @@ enum Command {
     Replay(replay::Args),
     /// Time a fixed list of workloads.
     Bench(bench::Args),
-    /// Show the devices of this machine.
+    /// Show the devices of this machine, or of a server.
     Devices(devices::Args),
+    /// Let others compute on this machine.
+    Serve(serve::Args),
+    /// Show the sessions of a server.
+    Ps(watch::Args),
+    /// Watch the sessions of a server.
+    Top(watch::Args),
 }
 
 fn main() -> ExitCode {
@@ -39,6 +47,9 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Serve(args) => serve::run(args),
+        Command::Ps(args) => watch::ps(args),
+        Command::Top(args) => watch::top(args),
     };
     match done {
         Ok(code) => code,

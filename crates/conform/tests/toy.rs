@@ -20,8 +20,12 @@ impl Toy {
     }
 
     fn eval(&self, node: &Node, table: &HashMap<Id, Result<Value, Error>>) -> Result<Vec<Value>, Error> {
-        let failed =
-            |cause: Error| Error::Failed { op: node.op.name().into(), origin: None, cause: Arc::new(cause) };
+        let failed = |cause: Error| Error::Failed {
+            op: node.op.name().into(),
+            value: node.outs[0],
+            origin: None,
+            cause: Arc::new(cause),
+        };
         let mut ins = Vec::new();
         for id in &node.ins {
             match table.get(id) {

@@ -73,6 +73,9 @@ impl<V> std::ops::Deref for Arg<V> {
 /// Operations that may wait in the queue before the recording thread has to help.
 const MOST_QUEUED: usize = 1 << 14;
 
+/// Failures that are kept until somebody asks for them; the first tell most.
+const MOST_FAILURES: usize = 64;
+
 /// A device over [`Kernels`].
 pub struct HostDevice<K: Kernels> {
     shared: Arc<Shared<K>>,
@@ -85,6 +88,8 @@ struct Shared<K: Kernels> {
     wake: Condvar,
     executor: Mutex<Executor<K::Value>>,
     values: AtomicUsize,
+    /// What failed since it was last asked for.
+    failures: Mutex<Vec<Error>>,
     /// Starts the background thread at its first use.
     background: OnceLock<()>,
     this: Weak<Shared<K>>,
@@ -132,6 +137,7 @@ impl<K: Kernels> HostDevice<K> {
             wake: Condvar::new(),
             executor: Mutex::new(Executor { table: FxHashMap::default(), engine }),
             values: AtomicUsize::new(0),
+            failures: Mutex::default(),
             background: OnceLock::new(),
             this: this.clone(),
         });
@@ -216,6 +222,10 @@ impl<K: Kernels> Device for HostDevice<K> {
         self.shared.kernels.cleanup();
     }
 
+    fn failures(&self) -> Vec<Error> {
+        std::mem::take(&mut *self.shared.failures.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
     fn limit(&self, bytes: Option<usize>) {
         self.shared.kernels.limit(bytes);
     }
@@ -242,7 +252,7 @@ impl<K: Kernels> Shared<K> {
             }
             Work::Write(id, data, place) => {
                 let value = self.guarded("write", || self.kernels.upload(&data, place));
-                executor.table.insert(id, value.map_err(|e| failed("write", None, e)));
+                executor.table.insert(id, value.map_err(|e| self.fail(failed("write", id, None, e))));
             }
             Work::Read(id, promise) => promise.answer(match executor.table.get(&id) {
                 Some(Ok(value)) => self.guarded("read", || self.kernels.download(value)),
@@ -295,7 +305,10 @@ impl<K: Kernels> Shared<K> {
                     let error = error.clone();
                     return poison(table, node, error);
                 }
-                None => return poison(table, node, failed(node.op.name(), origin, Error::UnknownValue(*id))),
+                None => {
+                    let error = failed(node.op.name(), node.outs[0], origin, Error::UnknownValue(*id));
+                    return poison(table, node, self.fail(error));
+                }
             }
         }
         for id in &node.ins {
@@ -308,8 +321,20 @@ impl<K: Kernels> Shared<K> {
         }
         match self.guarded(node.op.name(), || self.kernels.eval(&node.op, &mut ins, place)) {
             Ok(outs) => table.extend(node.outs.iter().copied().zip(outs.into_iter().map(Ok))),
-            Err(error) => poison(table, node, failed(node.op.name(), origin, error)),
+            Err(error) => {
+                let error = failed(node.op.name(), node.outs[0], origin, error);
+                poison(table, node, self.fail(error))
+            }
         }
+    }
+
+    /// Notes a failure for [`Device::failures`].
+    fn fail(&self, error: Arc<Error>) -> Arc<Error> {
+        let mut failures = self.failures.lock().unwrap_or_else(|e| e.into_inner());
+        if failures.len() < MOST_FAILURES {
+            failures.push((*error).clone());
+        }
+        error
     }
 
     /// Runs a kernel; a panic in it is an error like any other.
@@ -384,8 +409,8 @@ fn poison<V>(table: &mut Table<V>, node: &Node, error: Arc<Error>) {
     table.extend(node.outs.iter().map(|&id| (id, Err(error.clone()))));
 }
 
-fn failed(op: &str, origin: Option<Origin>, cause: Error) -> Arc<Error> {
-    Arc::new(Error::Failed { op: op.to_string(), origin, cause: Arc::new(cause) })
+fn failed(op: &str, value: Id, origin: Option<Origin>, cause: Error) -> Arc<Error> {
+    Arc::new(Error::Failed { op: op.to_string(), value, origin, cause: Arc::new(cause) })
 }
 
 impl<K: Kernels> Help for Shared<K> {

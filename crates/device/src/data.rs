@@ -37,6 +37,15 @@ impl Bytes {
         Bytes { owner, start, len }
     }
 
+    /// A part of it.
+    ///
+    /// # Panics
+    /// If the range does not lie within it.
+    pub fn slice(&self, range: std::ops::Range<usize>) -> Bytes {
+        assert!(range.start <= range.end && range.end <= self.len);
+        Bytes { owner: self.owner.clone(), start: self.start + range.start, len: range.len() }
+    }
+
     /// The owner, if it is of type `T` and this is all of it.
     pub fn whole<T: Host>(&self) -> Option<Arc<T>> {
         if self.start != 0 || self.len != self.owner.bytes().len() {

@@ -10,9 +10,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Error {
-    /// The value was never computed: an operation failed, here or upstream.
+    /// The value was never computed: an operation failed, here or upstream. `value` is what that one would have given.
     #[error("{op}{} failed: {cause}", origin.map(|o| format!(" at {o}")).unwrap_or_default())]
-    Failed { op: String, origin: Option<Origin>, cause: Arc<Error> },
+    Failed { op: String, value: Id, origin: Option<Origin>, cause: Arc<Error> },
     #[error(transparent)]
     Op(#[from] OpError),
     #[error("{op}: index {index} is out of range for an axis of length {length}")]
@@ -43,6 +43,16 @@ pub enum Error {
     Address { address: String, reason: String },
     #[error("{path}: {message}")]
     File { path: String, message: String },
+    #[error("{peer} cannot be reached: {reason}")]
+    Disconnected { peer: String, reason: String },
+    #[error("{peer} refuses: {reason}")]
+    Refused { peer: String, reason: String },
+    #[error("{peer} computes with {got}, but the session was begun with {want}")]
+    NumericsDiffer { peer: String, want: String, got: String },
+    #[error("{peer} gave other bits for {value} when its history was run again")]
+    Diverged { peer: String, value: Id },
+    #[error("the server says: {message}")]
+    Peer { message: String },
     #[error("the recording is cut or damaged at byte {at}: {reason}")]
     Recording { at: u64, reason: String },
 }

@@ -43,6 +43,16 @@ impl Usage {
         Usage(self.0 | other.0)
     }
 
+    /// The set as bits, for the wire.
+    pub const fn bits(self) -> u8 {
+        self.0
+    }
+
+    /// The set of these bits; unknown ones are dropped.
+    pub const fn from_bits(bits: u8) -> Usage {
+        Usage(bits & 7)
+    }
+
     /// Whether all of `other` is in this set.
     pub const fn has(self, other: Usage) -> bool {
         self.0 & other.0 == other.0

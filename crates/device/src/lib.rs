@@ -61,6 +61,12 @@ pub trait Device: Send + Sync + 'static {
     /// Gives cached memory back to the system.
     fn cleanup(&self);
 
+    /// The operations that have failed by themselves since this was last asked, each as [`Error::Failed`]: the first
+    /// ones where there were many.
+    fn failures(&self) -> Vec<Error> {
+        Vec::new()
+    }
+
     /// Sets the most bytes it may hold; nothing for no limit.
     fn limit(&self, bytes: Option<usize>);
 

@@ -173,6 +173,10 @@ impl Device for Profile {
         self.inner.cleanup();
     }
 
+    fn failures(&self) -> Vec<Error> {
+        self.inner.failures()
+    }
+
     fn limit(&self, bytes: Option<usize>) {
         self.inner.limit(bytes);
     }

@@ -210,6 +210,10 @@ impl Device for Record {
         self.inner.cleanup();
     }
 
+    fn failures(&self) -> Vec<Error> {
+        self.inner.failures()
+    }
+
     fn limit(&self, bytes: Option<usize>) {
         self.inner.limit(bytes);
     }

@@ -93,12 +93,35 @@ impl Table {
                 w.int(id.0);
             }
             Item::Run(node) => {
-                w.int(self.places[node.op.form_name()] + 1);
+                w.int(self.place(&node.op) + 1);
                 node.op.fields(w);
                 w.ids(&node.ins);
                 w.ids(&node.outs);
             }
         }
+    }
+
+    /// The place of an operation.
+    pub fn place(&self, op: &Op) -> u64 {
+        self.places[op.form_name()]
+    }
+
+    /// Whether the writer of this table has the operation `name` with the fields that it has here.
+    pub fn has(&self, name: &str) -> bool {
+        self.places.get(name).is_some_and(|&place| self.known[place as usize])
+    }
+
+    /// The operation at `place`, its fields taken from `source`.
+    pub fn build(&self, place: u64, source: &mut dyn Source) -> Result<Op, WireError> {
+        let at = usize::try_from(place).map_err(|_| WireError::Malformed { what: "operation" })?;
+        let (name, _) = self.names.get(at).ok_or(WireError::Malformed { what: "operation" })?;
+        if !self.known[at] {
+            return Err(WireError::UnknownOp { name: name.clone() });
+        }
+        Op::build(name, source).map_err(|e| match e {
+            FormError::UnknownOp { name } => WireError::UnknownOp { name },
+            FormError::BadField { key } => WireError::Malformed { what: key },
+        })
     }
 
     /// Reads items.
@@ -114,16 +137,7 @@ impl Table {
     /// Reads one item.
     pub fn read_item(&self, r: &mut Reader<'_>) -> Result<Item, WireError> {
         let Some(place) = r.int()?.checked_sub(1) else { return Ok(Item::Free(Id(r.int()?))) };
-        let place = usize::try_from(place).map_err(|_| WireError::Malformed { what: "operation" })?;
-        let (name, _) = self.names.get(place).ok_or(WireError::Malformed { what: "operation" })?;
-        if !self.known[place] {
-            return Err(WireError::UnknownOp { name: name.clone() });
-        }
-        let op = Op::build(name, r).map_err(|e| match (r.failed.take(), e) {
-            (Some(error), _) => error,
-            (None, FormError::UnknownOp { name }) => WireError::UnknownOp { name },
-            (None, FormError::BadField { key }) => WireError::Malformed { what: key },
-        })?;
+        let op = self.build(place, r).map_err(|e| r.failed.take().unwrap_or(e))?;
         let (ins, outs) = (r.ids()?, r.ids()?);
         Ok(Item::Run(Node { op, ins: ins.into(), outs: outs.into() }))
     }
@@ -209,6 +223,11 @@ impl<'a> Reader<'a> {
 
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
+    }
+
+    /// Everything that is left.
+    pub fn rest(&mut self) -> &'a [u8] {
+        std::mem::take(&mut self.bytes)
     }
 
     pub fn take(&mut self, n: usize) -> Result<&'a [u8], WireError> {

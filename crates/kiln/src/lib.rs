@@ -21,8 +21,14 @@ pub mod ir {
 
 /// The device trait and its decorators, for those who write a device or a tool.
 pub mod device {
-    pub use kiln_cpu::{host, reference};
+    pub use kiln_cpu::{Cpu, Reference, host, reference};
     pub use kiln_device::*;
+}
+
+/// Devices on servers: protocol, client and server.
+#[cfg(feature = "remote")]
+pub mod remote {
+    pub use kiln_remote::*;
 }
 
 /// Layers and optimisers.

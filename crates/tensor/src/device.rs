@@ -42,18 +42,35 @@ impl Device {
         Device::open("reference").expect("the reference is always there")
     }
 
-    /// Opens the device at `address`: `cpu`, `cpu:1` or `reference`. The same address gives the same device.
+    /// Opens the device at `address`: `cpu`, `cpu:1`, `reference`, or one on a server: `kiln://host:port/device`,
+    /// `kilns://`, `ws://`, `wss://`, `unix:/path`, and `remote` for [`Device::remote`]. Further servers after commas
+    /// stand in for the first. The same address gives the same device.
     pub fn open(address: &str) -> Result<Device, Error> {
-        let address = canonical(address)?;
+        let named = std::env::var("KILN_REMOTE_ADDRESS").ok().filter(|a| !a.is_empty());
+        let text = match address.trim() {
+            "remote" => named.as_deref().unwrap_or("kiln://127.0.0.1:7717"),
+            address => address,
+        };
+        let address = canonical(text)?;
         let mut devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner());
         if let Some(device) = devices.iter().find(|d| d.0.address == address) {
             return Ok(device.clone());
         }
         let driver: Arc<dyn kiln_device::Device> = match address.as_str() {
             "reference" => Arc::new(kiln_cpu::Reference::start()),
+            #[cfg(feature = "remote")]
+            remote if kiln_remote::Address::is_remote(remote) => {
+                Arc::new(kiln_remote::Remote::open(kiln_remote::Address::parse_all(text)?)?)
+            }
             _ => Arc::new(kiln_cpu::Cpu::start()),
         };
         Ok(Device::add(&mut devices, address, driver))
+    }
+
+    /// The server that `KILN_REMOTE_ADDRESS` names, else the one on this machine.
+    #[cfg(feature = "remote")]
+    pub fn remote() -> Result<Device, Error> {
+        Device::open("remote")
     }
 
     /// Makes a device of the user's own known under `address`, which must be new.
@@ -229,6 +246,11 @@ impl Default for Device {
 
 /// The one spelling of an address.
 fn canonical(address: &str) -> Result<String, Error> {
+    #[cfg(feature = "remote")]
+    if kiln_remote::Address::is_remote(address) {
+        let servers = kiln_remote::Address::parse_all(address)?;
+        return Ok(servers.iter().map(|a| a.to_string()).collect::<Vec<_>>().join(","));
+    }
     let bad = |reason: &str| Error::Address { address: address.into(), reason: reason.into() };
     match address.trim().to_ascii_lowercase().as_str() {
         "reference" => Ok("reference".into()),

@@ -1,0 +1,797 @@
+//! The client's side of a session, without IO: what is recorded goes in, frames come out, and the other way round.
+//!
+//! Everything that is asked becomes a journal entry and, while there is a session, messages on its link. A lost
+//! connection is resumed: the link sends again what was not acknowledged. A lost server is replaced: a new session
+//! gets the journal from its last snapshot on. There is no third way.
+
+use super::journal::{Entry, Held, Journal};
+use crate::protocol::link::{Body, Counts, Lane, Link, Out};
+use crate::protocol::message::{self, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
+use crate::protocol::template::{self, Sender, Sending};
+use crate::protocol::{Frame, ProtocolError, VERSIONS, frame};
+use kiln_device::{Batch, Bytes, Data, DeviceInfo, Error, Origin, Place, Promise};
+use kiln_ir::wire::{Reader, Table};
+use kiln_ir::{Id, Item, Meta, Op};
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+/// What a client is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The server, as errors name it.
+    pub peer: String,
+    /// The device on it; empty for its first.
+    pub device: String,
+    /// Proves that the client may connect.
+    pub token: Vec<u8>,
+    /// What the server's people see.
+    pub program: String,
+    /// Keep what is needed to go on after the server is lost.
+    pub recover: bool,
+    /// Compress what is sent, if the server can take it.
+    pub compress: bool,
+    /// The most bytes kept for recovery, snapshot included.
+    pub most_lineage: usize,
+    /// Microseconds of the device's time that a replay may take before a snapshot is due.
+    pub replay_micros: u64,
+    /// Bytes of uploads since the last snapshot that make one due.
+    pub replay_bytes: usize,
+    /// Whether another server may compute with other numerics.
+    pub any_numerics: bool,
+}
+
+/// What a client has seen.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Stats {
+    /// Connections that went on with the session.
+    pub resumed: u64,
+    /// Sessions rebuilt on a server.
+    pub replayed: u64,
+    /// Replies to requests, errors included.
+    pub replies: u64,
+    /// Batches sent whole, and batches called by id.
+    pub defined: u64,
+    /// See `defined`.
+    pub called: u64,
+    /// Frames and bytes of the current session.
+    pub link: Counts,
+    /// Frames and bytes of earlier sessions.
+    pub before: Counts,
+    /// What is kept for recovery.
+    pub held: Held,
+}
+
+/// What came of a frame.
+#[derive(Debug, PartialEq)]
+pub enum Step {
+    /// The connection goes on.
+    Going,
+    /// The session is open; true if it is a new one.
+    Opened(bool),
+    /// The server does not take the connection.
+    Refused(Refusal),
+    /// The server asks to go elsewhere.
+    Leave,
+}
+
+/// An answer to hand over, outside of any lock.
+pub enum Answer {
+    /// To a read.
+    Data(Promise<Data>, Result<Data, Error>),
+    /// To a sync.
+    Done(Promise<()>, Result<(), Error>),
+    /// To a question.
+    Content(Promise<Vec<u8>>, Result<Vec<u8>, Error>),
+}
+
+impl Answer {
+    /// Hands it over.
+    pub fn give(self) {
+        match self {
+            Answer::Data(promise, answer) => promise.answer(answer),
+            Answer::Done(promise, answer) => promise.answer(answer),
+            Answer::Content(promise, answer) => promise.answer(answer),
+        }
+    }
+}
+
+enum Request {
+    Read(Promise<Data>, Option<Incoming>),
+    Sync(Promise<()>),
+    Query(Promise<Vec<u8>>),
+    Snapshot(Id, Option<Incoming>),
+    /// The end of a snapshot's reads.
+    Cut,
+    /// A read that was answered before the server was lost: the same bits are expected.
+    Again {
+        id: Id,
+        sum: u32,
+    },
+}
+
+/// A value on its way.
+struct Incoming {
+    meta: Meta,
+    bytes: Vec<u8>,
+}
+
+struct Session {
+    number: u64,
+    secret: [u8; 32],
+    incarnation: u64,
+    epoch: u64,
+    compress: bool,
+    info: DeviceInfo,
+    theirs: Table,
+}
+
+/// A batch whose failures may still be told: who recorded what.
+struct Sent {
+    task: u64,
+    items: Vec<Item>,
+    origins: Vec<Origin>,
+}
+
+/// A session as its client sees it.
+pub struct Core {
+    config: Config,
+    table: Table,
+    session: Option<Session>,
+    /// Whether the current connection is welcome.
+    open: bool,
+    link: Link,
+    sender: Sender,
+    journal: Journal,
+    requests: FxHashMap<u64, Request>,
+    next_request: u64,
+    next_transfer: u64,
+    /// Tasks sent in this session, and those executed.
+    tasks: u64,
+    executed: u64,
+    micros: u64,
+    /// The device's time at the last snapshot, and what a snapshot cost.
+    snapshot_at: u64,
+    sent: VecDeque<Sent>,
+    faults: VecDeque<(Id, Origin)>,
+    failures: Vec<Error>,
+    answers: Vec<Answer>,
+    ping: bool,
+    failed: Option<Error>,
+    events: Vec<String>,
+    stats: Stats,
+    /// An operation ran whose results cannot be had by running it again.
+    impure: bool,
+}
+
+/// Failures and faults remembered.
+const MOST_FAULTS: usize = 256;
+
+impl Core {
+    /// A client that has not connected yet.
+    pub fn new(config: Config) -> Core {
+        let mut journal = Journal::default();
+        if !config.recover {
+            journal.abandon("recovery is switched off");
+        }
+        Core {
+            config,
+            table: Table::local(),
+            session: None,
+            open: false,
+            link: Link::default(),
+            sender: Sender::default(),
+            journal,
+            requests: FxHashMap::default(),
+            next_request: 1,
+            next_transfer: 1,
+            tasks: 0,
+            executed: 0,
+            micros: 0,
+            snapshot_at: 0,
+            sent: VecDeque::new(),
+            faults: VecDeque::new(),
+            failures: Vec::new(),
+            answers: Vec::new(),
+            ping: false,
+            failed: None,
+            events: Vec::new(),
+            stats: Stats::default(),
+            impure: false,
+        }
+    }
+
+    // What is recorded.
+
+    /// A stretch of the stream.
+    pub fn submit(&mut self, batch: Batch) {
+        if self.failed.is_some() || batch.items.is_empty() {
+            return;
+        }
+        for item in &batch.items {
+            match item {
+                Item::Free(id) => self.journal.free(*id),
+                Item::Run(node) => {
+                    node.outs.iter().for_each(|id| self.journal.define(*id, batch.place));
+                    if let Op::Custom(custom) = &node.op
+                        && kiln_ir::custom::find(&custom.name).is_some_and(|op| !op.pure())
+                    {
+                        self.impure = true;
+                    }
+                }
+            }
+        }
+        // A frame has a limit, and so has what a server keeps for one template.
+        for (at, items) in batch.items.chunks(MOST_ITEMS).enumerate() {
+            let split = template::split(&self.table, items, batch.place);
+            let structure = self.journal.structure(&split.structure);
+            let entry = Entry::Batch { structure, bindings: split.bindings.into() };
+            self.transmit(&entry);
+            self.journal.push(entry);
+            let origins = batch.origins.iter().skip(at * MOST_ITEMS).take(items.len()).copied().collect();
+            self.sent.push_back(Sent { task: self.tasks, items: items.to_vec(), origins });
+        }
+        // Without a server's word on what is executed, this would grow.
+        while self.sent.len() > MOST_SENT {
+            self.sent.pop_front();
+        }
+        self.bound();
+    }
+
+    /// A value from host data.
+    pub fn write(&mut self, id: Id, data: Data, place: Place) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.journal.define(id, place);
+        let entry = Entry::Upload { id, data, place };
+        self.transmit(&entry);
+        self.journal.push(entry);
+        self.bound();
+    }
+
+    /// Asks for a value.
+    pub fn read(&mut self, id: Id, promise: Promise<Data>) {
+        if let Some(request) = self.ask(Request::Read(promise, None)) {
+            let entry = Entry::Read { request, id, digest: None };
+            self.transmit(&entry);
+            self.journal.push(entry);
+        }
+    }
+
+    /// Asks to be told when everything before is executed.
+    pub fn sync(&mut self, promise: Promise<()>) {
+        if let Some(request) = self.ask(Request::Sync(promise)) {
+            let entry = Entry::Sync { request };
+            self.transmit(&entry);
+            self.journal.push(entry);
+        }
+    }
+
+    /// Asks about the device.
+    pub fn query(&mut self, query: Query, promise: Promise<Vec<u8>>) {
+        if let Some(request) = self.ask(Request::Query(promise)) {
+            let entry = Entry::Query { request, query };
+            self.transmit(&entry);
+            self.journal.push(entry);
+        }
+    }
+
+    fn ask(&mut self, request: Request) -> Option<u64> {
+        if let Some(error) = &self.failed {
+            let error = error.clone();
+            self.answers.extend(refused(request, &error));
+            return None;
+        }
+        let number = self.next_request;
+        self.next_request += 1;
+        self.requests.insert(number, request);
+        Some(number)
+    }
+
+    /// Puts an entry on the link, if there is one.
+    fn transmit(&mut self, entry: &Entry) {
+        if self.session.is_none() {
+            return;
+        }
+        let compress = self.session.as_ref().is_some_and(|s| s.compress);
+        match entry {
+            Entry::Batch { structure, bindings } => match self.sender.send(structure, bindings) {
+                Sending::Define { template, forget, bindings } => {
+                    if let Some(template) = forget {
+                        self.task(Message::Forget { template }, false);
+                    }
+                    self.stats.defined += 1;
+                    self.task(Message::Define { template, structure, bindings: &bindings }, compress);
+                }
+                Sending::Call { template, bindings } => {
+                    self.stats.called += 1;
+                    self.task(Message::Call { template, bindings: &bindings }, false);
+                }
+            },
+            Entry::Upload { id, data, place } => {
+                let transfer = self.next_transfer;
+                self.next_transfer += 1;
+                self.task(Message::Upload { transfer, id: *id, meta: data.meta, place: *place }, false);
+                for (kind, body) in message::pieces(transfer, &data.bytes, compress) {
+                    self.link.send(Lane::Normal, kind, body);
+                }
+            }
+            Entry::Fetched { .. } => {}
+            Entry::Read { request, id, .. } => {
+                self.task(Message::Read { request: *request, id: *id, background: false }, false)
+            }
+            Entry::Sync { request } => self.task(Message::Sync { request: *request }, false),
+            Entry::Query { request, query } => {
+                self.task(Message::Query { request: *request, query: *query }, false)
+            }
+        }
+    }
+
+    fn task(&mut self, message: Message<'_>, compress: bool) {
+        let (kind, body) = message.encode();
+        let (kind, body) = if compress { message::compressed(kind, body) } else { (kind, body) };
+        self.link.send(Lane::Normal, kind, body);
+        self.tasks += 1;
+    }
+
+    /// Takes a snapshot when the journal has grown enough, and gives recovery up when it holds too much.
+    fn bound(&mut self) {
+        let held = self.journal.held();
+        if !self.journal.is_kept() {
+            return;
+        }
+        if held.bytes + held.snapshot > self.config.most_lineage {
+            let most = self.config.most_lineage;
+            self.event(format!("recovery is off: its history takes more than {most} bytes"));
+            self.journal.abandon("its history grew past the limit");
+            return;
+        }
+        let replay = self.micros.saturating_sub(self.snapshot_at);
+        if replay > self.config.replay_micros || held.bytes > self.config.replay_bytes {
+            self.snapshot();
+        }
+    }
+
+    /// Begins a snapshot of all live values, unless one is under way.
+    pub fn snapshot(&mut self) {
+        if self.session.is_none() || self.failed.is_some() {
+            return;
+        }
+        let Some(ids) = self.journal.begin() else { return };
+        self.snapshot_at = self.micros;
+        self.impure = false;
+        for id in ids {
+            let request = self.next_request;
+            self.next_request += 1;
+            self.requests.insert(request, Request::Snapshot(id, None));
+            self.task(Message::Read { request, id, background: true }, false);
+        }
+        let request = self.next_request;
+        self.next_request += 1;
+        self.requests.insert(request, Request::Cut);
+        self.task(Message::Sync { request }, false);
+    }
+
+    // The connection.
+
+    /// The first frame of a connection. `elsewhere`: the server is not the one of the session.
+    pub fn hello(&mut self, elsewhere: bool) -> Vec<u8> {
+        self.open = false;
+        let purpose = match &mut self.session {
+            Some(session) if !elsewhere => {
+                session.epoch += 1;
+                let (number, secret, epoch) = (session.number, session.secret, session.epoch);
+                Purpose::Resume { session: number, secret, epoch, received: self.link.received() }
+            }
+            _ => Purpose::Open { device: self.config.device.clone() },
+        };
+        let mut table = kiln_ir::wire::Writer::default();
+        self.table.encode(&mut table);
+        let hello = Hello {
+            versions: VERSIONS,
+            token: self.config.token.clone(),
+            purpose,
+            compress: self.config.compress,
+            program: self.config.program.clone(),
+            table: table.bytes,
+        };
+        control(kind::HELLO, &hello.encode())
+    }
+
+    /// Takes a frame.
+    pub fn receive(&mut self, frame: &Frame<'_>) -> Result<Step, ProtocolError> {
+        match frame.kind {
+            kind::WELCOME if !self.open => return self.welcome(Welcome::decode(frame.payload)?),
+            kind::REFUSED if !self.open => return Ok(Step::Refused(Refusal::decode(frame.payload)?)),
+            kind::ENDED if self.open => {
+                let (peer, reason) =
+                    (self.config.peer.clone(), String::from_utf8_lossy(frame.payload).into());
+                self.fail(Error::Refused { peer, reason });
+                return Ok(Step::Leave);
+            }
+            kind if !self.open => return Err(ProtocolError::Kind(kind)),
+            _ => {}
+        }
+        if frame.seq != 0 {
+            if !self.link.accept(frame, message::lane(frame.kind))? {
+                return Ok(Step::Going);
+            }
+            self.link.release(frame.payload.len());
+        }
+        let mut room = Vec::new();
+        match Message::decode(frame.kind, frame.payload, &mut room)? {
+            Message::Ack { seq, limit } => self.link.acknowledged(seq, limit)?,
+            Message::Progress { tasks, micros } => {
+                self.executed = self.executed.max(tasks);
+                self.micros = self.micros.max(micros);
+                while self.sent.front().is_some_and(|s| s.task <= self.executed) {
+                    self.sent.pop_front();
+                }
+                self.bound();
+            }
+            Message::Pong(_) => {}
+            Message::Drain => return Ok(Step::Leave),
+            Message::Value { request, meta } => self.value(request, meta),
+            Message::Piece { of, bytes } => self.piece(of, bytes)?,
+            Message::Done { request } => match self.requests.remove(&request) {
+                Some(Request::Sync(promise)) => {
+                    self.stats.replies += 1;
+                    self.answers.push(Answer::Done(promise, Ok(())));
+                }
+                Some(Request::Cut) => self.journal.reached(),
+                _ => {}
+            },
+            Message::Failed { request, error } => self.refused_by_server(request, error),
+            Message::Fault { value, error } => self.fault(value, error),
+            Message::Answer { request, content } => match self.requests.remove(&request) {
+                Some(Request::Query(promise)) => {
+                    self.stats.replies += 1;
+                    self.answers.push(Answer::Content(promise, Ok(content.to_vec())));
+                }
+                Some(Request::Again { id, sum }) => {
+                    if content != sum.to_le_bytes() {
+                        self.fail(Error::Diverged { peer: self.config.peer.clone(), value: id });
+                    }
+                }
+                other => {
+                    other.into_iter().for_each(|r| drop(self.requests.insert(request, r)));
+                }
+            },
+            other => return Err(ProtocolError::Kind(other.encode().0)),
+        }
+        Ok(Step::Going)
+    }
+
+    fn welcome(&mut self, welcome: Welcome) -> Result<Step, ProtocolError> {
+        if let Some(received) = welcome.resumed {
+            let session =
+                self.session.as_ref().ok_or(ProtocolError::Misuse("there is no session to resume"))?;
+            if session.number != welcome.session || session.incarnation != welcome.incarnation {
+                return Err(ProtocolError::Misuse("another session was resumed"));
+            }
+            self.link.resume(received)?;
+            self.open = true;
+            self.stats.resumed += 1;
+            return Ok(Step::Opened(false));
+        }
+        let first = self.session.is_none();
+        if let Some(old) = &self.session
+            && old.info.numerics != welcome.info.numerics
+            && !self.config.any_numerics
+        {
+            let (want, got) = (old.info.numerics.clone(), welcome.info.numerics.clone());
+            self.fail(Error::NumericsDiffer { peer: self.config.peer.clone(), want, got });
+            return Ok(Step::Opened(true));
+        }
+        self.session = Some(Session {
+            number: welcome.session,
+            secret: welcome.secret,
+            incarnation: welcome.incarnation,
+            epoch: 0,
+            compress: welcome.compress && self.config.compress,
+            info: welcome.info,
+            theirs: Table::decode(&mut Reader::new(&welcome.table))?,
+        });
+        self.open = true;
+        self.rebuild(first);
+        Ok(Step::Opened(true))
+    }
+
+    /// Brings a new session to where the stream is.
+    fn rebuild(&mut self, first: bool) {
+        let old = std::mem::take(&mut self.link).counts();
+        self.stats.before.sent_frames += old.sent_frames;
+        self.stats.before.sent_bytes += old.sent_bytes;
+        self.stats.before.received_frames += old.received_frames;
+        self.stats.before.received_bytes += old.received_bytes;
+        self.sender = Sender::default();
+        (self.tasks, self.executed, self.micros, self.snapshot_at) = (0, 0, 0, 0);
+        self.sent.clear();
+        self.journal.give_up_snapshot();
+        self.requests
+            .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
+        for request in self.requests.values_mut() {
+            if let Request::Read(_, incoming) = request {
+                *incoming = None;
+            }
+        }
+        if self.impure && !first {
+            self.journal.abandon("an operation ran that is not pure");
+        }
+        // Out of the way while it is sent; sending adds nothing to it.
+        let journal = std::mem::take(&mut self.journal);
+        let sent = self.send_again(&journal, first);
+        self.journal = journal;
+        match sent {
+            Ok(()) if first => {}
+            Ok(()) => self.snapshot(),
+            Err(reason) => self.fail(Error::Disconnected { peer: self.config.peer.clone(), reason }),
+        }
+    }
+
+    fn send_again(&mut self, journal: &Journal, first: bool) -> Result<(), String> {
+        let (base, entries) = match journal.replay() {
+            Ok(replay) => replay,
+            Err(_) if first => return Ok(()),
+            Err(reason) => return Err(format!("the server was lost with its values, and {reason}")),
+        };
+        if !first {
+            self.stats.replayed += 1;
+            let held = journal.held();
+            self.event(format!(
+                "rebuilding the session from a snapshot of {} bytes and {} entries",
+                held.snapshot, held.entries
+            ));
+        }
+        for (id, (data, place)) in base {
+            self.transmit(&Entry::Upload { id, data: data.clone(), place: *place });
+        }
+        for entry in entries {
+            match entry {
+                Entry::Fetched { id } => {
+                    return Err(format!("{id} came from another server and is in no snapshot yet"));
+                }
+                Entry::Read { request, id, digest } if !self.requests.contains_key(request) => {
+                    if let Some(sum) = digest {
+                        let request = self.next_request;
+                        self.next_request += 1;
+                        self.requests.insert(request, Request::Again { id: *id, sum: *sum });
+                        self.task(Message::Digest { request, id: *id }, false);
+                    }
+                }
+                Entry::Sync { request } | Entry::Query { request, .. }
+                    if !self.requests.contains_key(request) => {}
+                entry => self.transmit(entry),
+            }
+        }
+        Ok(())
+    }
+
+    fn value(&mut self, request: u64, meta: Meta) {
+        let incoming = || Some(Incoming { meta, bytes: Vec::with_capacity(meta.bytes()) });
+        match self.requests.get_mut(&request) {
+            Some(Request::Read(_, slot)) => *slot = incoming(),
+            Some(Request::Snapshot(_, slot)) => *slot = incoming(),
+            _ => return,
+        }
+        if meta.bytes() == 0 {
+            self.arrived(request);
+        }
+    }
+
+    fn piece(&mut self, request: u64, bytes: &[u8]) -> Result<(), ProtocolError> {
+        let Some(Request::Read(_, Some(incoming)) | Request::Snapshot(_, Some(incoming))) =
+            self.requests.get_mut(&request)
+        else {
+            // The asker has gone, or the request was asked again.
+            return Ok(());
+        };
+        if incoming.bytes.len() + bytes.len() > incoming.meta.bytes() {
+            return Err(ProtocolError::Misuse("a value has more bytes than its shape"));
+        }
+        incoming.bytes.extend_from_slice(bytes);
+        if incoming.bytes.len() == incoming.meta.bytes() {
+            self.arrived(request);
+        }
+        Ok(())
+    }
+
+    fn arrived(&mut self, request: u64) {
+        let data = |incoming: Incoming| Data::new(incoming.meta, Bytes::new(incoming.bytes));
+        match self.requests.remove(&request) {
+            Some(Request::Read(promise, Some(incoming))) => {
+                let data = data(incoming);
+                self.stats.replies += 1;
+                if self.journal.is_kept() {
+                    self.journal.answered(request, crc32fast::hash(&data.bytes));
+                }
+                self.answers.push(Answer::Data(promise, Ok(data)));
+            }
+            Some(Request::Snapshot(id, Some(incoming))) => {
+                self.journal.took(id, data(incoming));
+            }
+            _ => {}
+        }
+    }
+
+    fn refused_by_server(&mut self, request: u64, error: Error) {
+        match self.requests.remove(&request) {
+            Some(Request::Snapshot(..) | Request::Cut) => {
+                self.journal.give_up_snapshot();
+                self.requests.retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut));
+            }
+            Some(Request::Again { .. }) | None => {}
+            Some(request) => {
+                self.stats.replies += 1;
+                let error = self.located(error);
+                self.answers.extend(refused(request, &error));
+            }
+        }
+    }
+
+    /// An operation has failed: finds who recorded it.
+    fn fault(&mut self, value: Id, error: Error) {
+        let origin = self.sent.iter().find_map(|sent| {
+            let defines = |item: &Item| matches!(item, Item::Run(node) if node.outs.contains(&value));
+            sent.items.iter().position(defines).and_then(|at| sent.origins.get(at).copied())
+        });
+        if let Some(origin) = origin {
+            if self.faults.len() == MOST_FAULTS {
+                self.faults.pop_front();
+            }
+            self.faults.push_back((value, origin));
+        }
+        let error = self.located(error);
+        if self.failures.len() < MOST_FAULTS {
+            self.failures.push(error);
+        }
+    }
+
+    /// The error with the user's line.
+    fn located(&self, error: Error) -> Error {
+        match error {
+            Error::Failed { op, value, origin: None, cause } => {
+                let origin = self.faults.iter().rev().find(|(id, _)| *id == value).map(|(_, o)| *o);
+                Error::Failed { op, value, origin, cause }
+            }
+            error => error,
+        }
+    }
+
+    /// The next numbered frame to send.
+    pub fn next(&mut self) -> Option<Out> {
+        if self.open { self.link.next() } else { None }
+    }
+
+    /// Appends the control frames that are due; acknowledgements that could wait only if `soon`.
+    pub fn controls(&mut self, soon: bool, to: &mut Vec<u8>) {
+        if !self.open {
+            return;
+        }
+        let ping = std::mem::take(&mut self.ping).then_some(Message::Ping(self.stats.replies));
+        for message in ping.into_iter().chain(self.link.acknowledge(soon)) {
+            let (kind, body) = message.encode();
+            to.extend(control(kind, &body.fields));
+        }
+    }
+
+    /// Whether an acknowledgement waits.
+    pub fn owes(&self) -> bool {
+        self.open && self.link.owes()
+    }
+
+    /// Shows the server that the client lives.
+    pub fn ping(&mut self) {
+        self.ping = true;
+    }
+
+    /// The frame that ends the session.
+    pub fn bye() -> Vec<u8> {
+        control(kind::BYE, &[])
+    }
+
+    /// The connection is gone.
+    pub fn disconnected(&mut self) {
+        self.open = false;
+    }
+
+    /// The session is over for good.
+    pub fn fail(&mut self, error: Error) {
+        if self.failed.is_some() {
+            return;
+        }
+        self.event(format!("the device has failed: {error}"));
+        self.open = false;
+        self.link = Link::default();
+        self.journal.abandon("the device has failed");
+        for (_, request) in std::mem::take(&mut self.requests) {
+            self.answers.extend(refused(request, &error));
+        }
+        self.failed = Some(error);
+    }
+
+    // What others see.
+
+    /// Whether it has failed for good.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failed.as_ref()
+    }
+
+    /// Answers to hand over.
+    pub fn answers(&mut self) -> Vec<Answer> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Operations that failed since this was last asked.
+    pub fn failures(&mut self) -> Vec<Error> {
+        std::mem::take(&mut self.failures)
+    }
+
+    /// What happened since this was last asked, in words.
+    pub fn events(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.events)
+    }
+
+    fn event(&mut self, text: String) {
+        if self.events.len() < MOST_FAULTS {
+            self.events.push(text);
+        }
+    }
+
+    /// Bytes that wait for the server or for its word that it has them.
+    pub fn queued_bytes(&self) -> u64 {
+        if self.failed.is_some() { 0 } else { self.link.queued_bytes() }
+    }
+
+    /// Tasks that are not known to be executed.
+    pub fn unexecuted(&self) -> u64 {
+        if self.failed.is_some() { 0 } else { self.tasks - self.executed.min(self.tasks) }
+    }
+
+    /// The device, once there is a session.
+    pub fn info(&self) -> Option<&DeviceInfo> {
+        self.session.as_ref().map(|s| &s.info)
+    }
+
+    /// Whether the server knows this operation.
+    pub fn knows(&self, op: &Op) -> bool {
+        self.session.as_ref().is_some_and(|s| s.theirs.has(op.form_name()))
+    }
+
+    /// What it has seen so far.
+    pub fn stats(&self) -> Stats {
+        Stats { link: self.link.counts(), held: self.journal.held(), ..self.stats }
+    }
+}
+
+/// Items of one batch on the wire.
+const MOST_ITEMS: usize = 4096;
+/// Batches whose origins are remembered.
+const MOST_SENT: usize = 1024;
+
+/// A control frame.
+pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
+    [&frame::head(0, kind, [payload, &[]])[..], payload].concat()
+}
+
+fn refused(request: Request, error: &Error) -> Option<Answer> {
+    match request {
+        Request::Read(promise, _) => Some(Answer::Data(promise, Err(error.clone()))),
+        Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
+        Request::Query(promise) => Some(Answer::Content(promise, Err(error.clone()))),
+        Request::Snapshot(..) | Request::Cut | Request::Again { .. } => None,
+    }
+}
+
+/// The bytes of a frame, for transports that send one buffer.
+pub fn bytes(out: &Out) -> Vec<u8> {
+    let Body { fields, data } = &out.body;
+    [&out.head[..], fields, data.as_deref().unwrap_or(&[])].concat()
+}
+
+impl std::fmt::Debug for Core {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Tokens and secrets stay out of it.
+        f.debug_struct("Core").field("peer", &self.config.peer).field("stats", &self.stats()).finish()
+    }
+}

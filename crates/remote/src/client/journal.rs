@@ -1,0 +1,217 @@
+//! The lineage of a client's live values: what a server was asked since the last complete snapshot.
+//!
+//! Run again from the snapshot, it gives the same values with the same bits. Liveness prunes nothing here (in training
+//! every value descends from all before it); snapshots do.
+
+use kiln_device::{Data, Place};
+use kiln_ir::Id;
+use rustc_hash::{FxHashMap, FxHashSet};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use crate::protocol::message::Query;
+
+/// One thing that was asked of the server, in the order of the stream.
+#[derive(Clone)]
+#[allow(missing_docs)]
+pub enum Entry {
+    /// A batch, its structure shared with others like it.
+    Batch { structure: Arc<[u8]>, bindings: Box<[u64]> },
+    /// A value from the client.
+    Upload { id: Id, data: Data, place: Place },
+    /// A value fetched from another server. Its bytes cannot be had again from there: it is a root.
+    Fetched { id: Id },
+    /// A read; of an answered one, the checksum of what it gave.
+    Read { request: u64, id: Id, digest: Option<u32> },
+    /// A sync. Syncs and questions are asked again only while they are open.
+    Sync { request: u64 },
+    /// A question.
+    Query { request: u64, query: Query },
+}
+
+impl Entry {
+    fn bytes(&self) -> usize {
+        std::mem::size_of::<Entry>()
+            + match self {
+                Entry::Batch { bindings, .. } => 8 * bindings.len(),
+                Entry::Upload { data, .. } => data.bytes.len(),
+                _ => 0,
+            }
+    }
+}
+
+/// A snapshot that is being taken.
+struct Taking {
+    /// Entries before this one are covered by it.
+    cut: u64,
+    values: FxHashMap<Id, (Data, Place)>,
+    missing: FxHashMap<Id, Place>,
+    /// Everything before the cut is known to be executed and answered.
+    reached: bool,
+}
+
+/// What the journal holds and has done.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub struct Held {
+    /// Entries since the last snapshot.
+    pub entries: usize,
+    /// Bytes of these entries, uploads included.
+    pub bytes: usize,
+    /// Bytes of the snapshot.
+    pub snapshot: usize,
+    /// Snapshots completed.
+    pub snapshots: u64,
+}
+
+/// Snapshot and entries since.
+#[derive(Default)]
+pub struct Journal {
+    base: FxHashMap<Id, (Data, Place)>,
+    entries: VecDeque<Entry>,
+    /// The number of the first entry.
+    first: u64,
+    bytes: usize,
+    live: FxHashMap<Id, Place>,
+    taking: Option<Taking>,
+    snapshots: u64,
+    /// Structures by content, so that a recurring one is held once.
+    structures: FxHashSet<Arc<[u8]>>,
+    /// Why the values cannot be had again, if so.
+    lost: Option<String>,
+}
+
+impl Journal {
+    /// Appends an entry.
+    pub fn push(&mut self, entry: Entry) {
+        if self.lost.is_none() {
+            self.bytes += entry.bytes();
+            self.entries.push_back(entry);
+        }
+    }
+
+    /// The shared form of a structure.
+    pub fn structure(&mut self, bytes: &[u8]) -> Arc<[u8]> {
+        if let Some(known) = self.structures.get(bytes) {
+            return known.clone();
+        }
+        // Bounded: structures that nothing refers to go when there are many.
+        if self.structures.len() > 1024 {
+            self.structures.retain(|s| Arc::strong_count(s) > 1);
+        }
+        let shared: Arc<[u8]> = bytes.into();
+        self.structures.insert(shared.clone());
+        shared
+    }
+
+    /// A value is defined.
+    pub fn define(&mut self, id: Id, place: Place) {
+        self.live.insert(id, place);
+    }
+
+    /// A value has ended.
+    pub fn free(&mut self, id: Id) {
+        self.live.remove(&id);
+    }
+
+    /// A read was answered with data of this checksum.
+    pub fn answered(&mut self, request: u64, sum: u32) {
+        let of = |e: &&mut Entry| matches!(e, Entry::Read { request: r, .. } if *r == request);
+        if let Some(Entry::Read { digest, .. }) = self.entries.iter_mut().rev().find(of) {
+            *digest = Some(sum);
+        }
+    }
+
+    /// Snapshot values and entries, in the order in which a new server must see them; or why that is impossible.
+    pub fn replay(
+        &self,
+    ) -> Result<(impl Iterator<Item = (Id, &(Data, Place))>, impl Iterator<Item = &Entry>), &str> {
+        match &self.lost {
+            Some(reason) => Err(reason),
+            None => Ok((self.base.iter().map(|(id, value)| (*id, value)), self.entries.iter())),
+        }
+    }
+
+    /// Gives up: nothing is kept from now on.
+    pub fn abandon(&mut self, reason: impl Into<String>) {
+        self.lost.get_or_insert(reason.into());
+        self.base.clear();
+        self.entries.clear();
+        self.taking = None;
+        self.bytes = 0;
+    }
+
+    /// Whether values can be had again.
+    pub fn is_kept(&self) -> bool {
+        self.lost.is_none()
+    }
+
+    /// Begins a snapshot of everything that is live now and gives the values to read, before [`Journal::reached`] is
+    /// said. Nothing if one is under way.
+    pub fn begin(&mut self) -> Option<Vec<Id>> {
+        if self.taking.is_some() || self.lost.is_some() {
+            return None;
+        }
+        let (values, missing) = (FxHashMap::default(), FxHashMap::default());
+        let mut taking = Taking { cut: self.end(), values, missing, reached: false };
+        for (&id, &place) in &self.live {
+            // A value never changes, so what the last snapshot has need not be read again.
+            match self.base.get(&id) {
+                Some(value) => drop(taking.values.insert(id, value.clone())),
+                None => drop(taking.missing.insert(id, place)),
+            }
+        }
+        let ids: Vec<Id> = taking.missing.keys().copied().collect();
+        self.taking = Some(taking);
+        Some(ids)
+    }
+
+    /// The server has come to the cut: what was asked before it is answered.
+    pub fn reached(&mut self) {
+        if let Some(taking) = &mut self.taking {
+            taking.reached = true;
+        }
+        self.complete();
+    }
+
+    /// A value of the snapshot has come.
+    pub fn took(&mut self, id: Id, data: Data) {
+        if let Some(taking) = &mut self.taking
+            && let Some(place) = taking.missing.remove(&id)
+        {
+            taking.values.insert(id, (data, place));
+        }
+        self.complete();
+    }
+
+    /// A value of the snapshot is poisoned: it stays so only by running its history again. The snapshot is given up.
+    pub fn give_up_snapshot(&mut self) {
+        self.taking = None;
+    }
+
+    fn complete(&mut self) {
+        if let Some(taking) = self.taking.take_if(|t| t.reached && t.missing.is_empty()) {
+            while self.first < taking.cut {
+                if let Some(entry) = self.entries.pop_front() {
+                    self.bytes -= entry.bytes();
+                }
+                self.first += 1;
+            }
+            self.base = taking.values;
+            self.snapshots += 1;
+        }
+    }
+
+    fn end(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+
+    /// What it holds.
+    pub fn held(&self) -> Held {
+        Held {
+            entries: self.entries.len(),
+            bytes: self.bytes,
+            snapshot: self.base.values().map(|(data, _)| data.bytes.len()).sum(),
+            snapshots: self.snapshots,
+        }
+    }
+}

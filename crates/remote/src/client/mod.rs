@@ -1,0 +1,9 @@
+//! The client: a device whose work is done by a server.
+
+pub mod core;
+pub mod journal;
+mod remote;
+mod watch;
+
+pub use remote::{Patience, Remote};
+pub use watch::watch;

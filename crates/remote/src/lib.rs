@@ -1,0 +1,13 @@
+//! Remote devices: a server executes the stream that a client records.
+//!
+//! `protocol/` is bytes and time in, actions out, without a socket or a clock; the rest connects it to the world.
+#![forbid(unsafe_code)]
+
+pub mod address;
+pub mod client;
+pub mod protocol;
+pub mod server;
+pub mod transport;
+
+pub use address::Address;
+pub use client::Remote;

@@ -1,0 +1,9 @@
+//! The server: sessions of clients, each on a device of its own.
+
+mod http;
+pub mod registry;
+pub mod schedule;
+mod serve;
+pub mod session;
+
+pub use serve::{Bound, Event, Listen, Server};

@@ -1,0 +1,342 @@
+//! Who may connect, and the sessions there are. Without IO: time and randomness come from outside.
+
+use super::session::{Executor, Quota, Session};
+use crate::protocol::message::{self, Hello, Purpose, Refusal, Welcome};
+use crate::protocol::{ProtocolError, VERSIONS};
+use kiln_device::Device;
+use kiln_ir::wire::{Reader, Table, Writer};
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Opens a device for a session: `name` as the client gave it.
+pub type Factory = dyn Fn(&str) -> Option<Arc<dyn Device>> + Send + Sync;
+/// Fills a buffer with bytes that nobody can guess.
+pub type Random = dyn Fn(&mut [u8]) + Send + Sync;
+
+/// What a server is told.
+pub struct Config {
+    /// What clients must know; nothing where the transport decides who may connect.
+    pub token: Option<Vec<u8>>,
+    /// What a session may hold.
+    pub quota: Quota,
+    /// The most sessions at once.
+    pub most_sessions: usize,
+    /// How long a session outlives its connection.
+    pub lease: Duration,
+    /// How often each side speaks at least.
+    pub heartbeat: Duration,
+    /// Opens devices.
+    pub devices: Box<Factory>,
+    /// Draws secrets.
+    pub random: Box<Random>,
+}
+
+/// One client's session.
+pub struct Client {
+    /// Its number.
+    pub number: u64,
+    /// The program that opened it.
+    pub program: String,
+    /// The device's name as the client gave it.
+    pub device: String,
+    secret: [u8; 32],
+    epoch: AtomicU64,
+    session: Mutex<Session>,
+    executor: Mutex<Executor>,
+    /// When its connection was lost, in milliseconds; `u64::MAX` while it has one.
+    lost_at: AtomicU64,
+    /// It broke the protocol, or ended: nothing of it is executed any more.
+    over: AtomicBool,
+    reason: Mutex<Option<String>>,
+    /// Microseconds of the device that it has used, as far as fairness goes.
+    pub(super) used: AtomicU64,
+    /// A worker has it, or it waits for one.
+    pub(super) claimed: AtomicBool,
+    /// Tells its connection that there is something to send, or that it is over.
+    pub(super) news: tokio::sync::Notify,
+    /// When it was opened.
+    pub opened: Duration,
+}
+
+impl Client {
+    /// The half that meets the network.
+    pub fn session(&self) -> MutexGuard<'_, Session> {
+        self.session.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The half that computes.
+    pub fn executor(&self) -> MutexGuard<'_, Executor> {
+        self.executor.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Values, their bytes and operations so far; nothing while it computes.
+    pub fn try_held(&self) -> Option<(usize, usize, u64)> {
+        self.executor.try_lock().ok().map(|executor| executor.held())
+    }
+
+    /// Whether it has a connection.
+    pub fn is_connected(&self) -> bool {
+        self.lost_at.load(Ordering::Acquire) == u64::MAX
+    }
+
+    /// Whether a connection of this epoch is still the newest.
+    pub fn is_current(&self, epoch: u64) -> bool {
+        self.epoch.load(Ordering::Acquire) == epoch && !self.is_over()
+    }
+
+    /// Whether it is over.
+    pub fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// Ends it.
+    pub fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.news.notify_one();
+    }
+
+    /// Ends it for a reason that its client is told.
+    pub fn end_because(&self, reason: &str) {
+        self.reason.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(reason.into());
+        self.end();
+    }
+
+    /// Why the server ended it, if it did.
+    pub fn reason(&self) -> Option<String> {
+        self.reason.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    /// Does one task, if one is ready. Gives the microseconds it took.
+    pub fn work(&self) -> Result<Option<u64>, ProtocolError> {
+        let mut executor = self.executor();
+        if self.is_over() {
+            return Ok(None);
+        }
+        let Some((task, upload)) = self.session().take() else { return Ok(None) };
+        let (replies, micros) = executor.run(&task, upload)?;
+        self.session().finish(&task, replies, micros);
+        Ok(Some(micros))
+    }
+}
+
+/// What a welcome connection is for.
+pub enum Admitted {
+    /// A session, new or resumed, and the epoch of this connection.
+    Session(Arc<Client>, u64),
+    /// Looking at the server.
+    Watch,
+}
+
+/// The sessions of a server.
+pub struct Registry {
+    config: Config,
+    incarnation: u64,
+    table: Table,
+    clients: Mutex<FxHashMap<u64, Arc<Client>>>,
+    draining: AtomicBool,
+    opened: AtomicU64,
+}
+
+impl Registry {
+    /// A server without sessions.
+    pub fn new(config: Config) -> Registry {
+        let incarnation = word(&config.random);
+        let table = Table::local();
+        let (clients, draining) = (Mutex::default(), AtomicBool::new(false));
+        Registry { config, incarnation, table, clients, draining, opened: AtomicU64::new(0) }
+    }
+
+    /// Answers a hello at time `now`. `trusted`: the transport has shown that the client may connect.
+    pub fn hello(
+        &self,
+        payload: &[u8],
+        trusted: bool,
+        now: Duration,
+    ) -> Result<(Welcome, Admitted), Refusal> {
+        let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
+        let version = message::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
+        let known = self.config.token.as_deref().is_none_or(|token| equal(token, &hello.token));
+        if !trusted && !known {
+            return Err(Refusal::Token);
+        }
+        let (client, epoch, resumed) = match hello.purpose {
+            Purpose::Resume { session, secret, epoch, received } => {
+                let (client, resumed) = self.resume(session, &secret, epoch, received)?;
+                (client, epoch, Some(resumed))
+            }
+            Purpose::Open { ref device } => (self.open(device, &hello, now)?, 0, None),
+            Purpose::Watch => return Ok((self.welcome(version, None, None, false), Admitted::Watch)),
+            Purpose::Fetch { .. } => return Err(Refusal::Capability),
+        };
+        client.lost_at.store(u64::MAX, Ordering::Release);
+        Ok((self.welcome(version, Some(&client), resumed, hello.compress), Admitted::Session(client, epoch)))
+    }
+
+    fn open(&self, device: &str, hello: &Hello, now: Duration) -> Result<Arc<Client>, Refusal> {
+        if self.draining.load(Ordering::Acquire) {
+            return Err(Refusal::Draining);
+        }
+        let table =
+            Table::decode(&mut Reader::new(&hello.table)).map_err(|e| Refusal::Other(e.to_string()))?;
+        let mut clients = self.clients();
+        if clients.len() >= self.config.most_sessions {
+            return Err(Refusal::Full(self.config.most_sessions as u64));
+        }
+        let driver = (self.config.devices)(device).ok_or_else(|| Refusal::Device(device.into()))?;
+        let mut secret = [0; 32];
+        (self.config.random)(&mut secret);
+        let number = word(&self.config.random);
+        let client = Arc::new(Client {
+            number,
+            program: hello.program.clone(),
+            device: device.into(),
+            secret,
+            epoch: AtomicU64::new(0),
+            session: Mutex::new(Session::new(self.config.quota, hello.compress)),
+            executor: Mutex::new(Executor::new(driver, table, self.config.quota)),
+            lost_at: AtomicU64::new(u64::MAX),
+            over: AtomicBool::new(false),
+            reason: Mutex::default(),
+            used: AtomicU64::new(0),
+            claimed: AtomicBool::new(false),
+            news: tokio::sync::Notify::new(),
+            opened: now,
+        });
+        self.opened.fetch_add(1, Ordering::Relaxed);
+        clients.insert(number, client.clone());
+        Ok(client)
+    }
+
+    fn resume(
+        &self,
+        session: u64,
+        secret: &[u8; 32],
+        epoch: u64,
+        received: u64,
+    ) -> Result<(Arc<Client>, u64), Refusal> {
+        let client =
+            self.clients().get(&session).cloned().filter(|c| !c.is_over()).ok_or(Refusal::Session)?;
+        if !equal(&client.secret, secret) {
+            return Err(Refusal::Session);
+        }
+        // The lock keeps an older connection from taking frames between the two lines.
+        let mut half = client.session();
+        if client.epoch.fetch_max(epoch, Ordering::AcqRel) >= epoch {
+            return Err(Refusal::Fenced);
+        }
+        let resumed = half.resume(received).map_err(|_| Refusal::Session)?;
+        drop(half);
+        Ok((client, resumed))
+    }
+
+    fn welcome(
+        &self,
+        version: u64,
+        client: Option<&Client>,
+        resumed: Option<u64>,
+        compress: bool,
+    ) -> Welcome {
+        let info = match client {
+            Some(client) => client.executor().device().info(),
+            None => kiln_device::DeviceInfo {
+                name: String::new(),
+                count: 0,
+                usage: Vec::new(),
+                numerics: String::new(),
+                threads: 0,
+            },
+        };
+        let mut table = Writer::default();
+        self.table.encode(&mut table);
+        Welcome {
+            version,
+            session: client.map_or(0, |c| c.number),
+            secret: client.map_or([0; 32], |c| c.secret),
+            incarnation: self.incarnation,
+            resumed,
+            lease: self.config.lease.as_millis() as u64,
+            heartbeat: self.config.heartbeat.as_millis() as u64,
+            compress,
+            info,
+            table: table.bytes,
+        }
+    }
+
+    /// A connection of a session is gone.
+    pub fn lost(&self, client: &Client, epoch: u64, now: Duration) {
+        if client.is_current(epoch) {
+            client.lost_at.store(now.as_millis() as u64, Ordering::Release);
+        }
+    }
+
+    /// Ends sessions whose lease is over, or that have ended, and gives them back to be dropped.
+    pub fn expire(&self, now: Duration) -> Vec<Arc<Client>> {
+        let now = now.as_millis() as u64;
+        let lease = self.config.lease.as_millis() as u64;
+        let over = |c: &Client| {
+            let lost = c.lost_at.load(Ordering::Acquire);
+            c.is_over() || lost != u64::MAX && now.saturating_sub(lost) > lease
+        };
+        let mut clients = self.clients();
+        let gone: Vec<u64> = clients.values().filter(|c| over(c)).map(|c| c.number).collect();
+        gone.iter().filter_map(|number| clients.remove(number)).inspect(|c| c.end()).collect()
+    }
+
+    /// No new session from now on.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
+    /// Whether it takes no new session.
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    /// All sessions.
+    pub fn list(&self) -> Vec<Arc<Client>> {
+        self.clients().values().cloned().collect()
+    }
+
+    /// Sessions opened since the start.
+    pub fn opened(&self) -> u64 {
+        self.opened.load(Ordering::Relaxed)
+    }
+
+    /// What it was told.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    fn clients(&self) -> MutexGuard<'_, FxHashMap<u64, Arc<Client>>> {
+        self.clients.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+fn word(random: &Random) -> u64 {
+    let mut bytes = [0; 8];
+    random(&mut bytes);
+    u64::from_le_bytes(bytes)
+}
+
+/// Whether two secrets are equal, in a time that depends on the length of the given one alone.
+fn equal(secret: &[u8], given: &[u8]) -> bool {
+    let mut difference = (secret.len() ^ given.len()) as u64;
+    for (i, byte) in given.iter().enumerate() {
+        difference |= (byte ^ secret.get(i % secret.len().max(1)).copied().unwrap_or(0)) as u64;
+    }
+    std::hint::black_box(difference) == 0
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn secrets_are_compared_whole() {
+        assert!(super::equal(b"secret", b"secret"));
+        for other in [&b""[..], b"secre", b"secrets", b"secreT", b"secretsecret"] {
+            assert!(!super::equal(b"secret", other));
+        }
+        assert!(super::equal(b"", b""));
+    }
+}

@@ -1,0 +1,479 @@
+//! The server's connections: one port for tensors, browsers and monitors.
+
+use super::http;
+use super::registry::{Admitted, Client, Registry};
+use super::schedule::Schedule;
+use super::session::Step;
+use crate::client::core::control;
+use crate::protocol::frame::{self, Decoder};
+use crate::protocol::message::{Message, kind};
+use crate::transport::{Rewound, Stream};
+use std::io;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+
+/// How long a stranger has for a complete hello.
+const HELLO: Duration = Duration::from_secs(5);
+/// The longest hello: it holds an operation table.
+const MOST_HELLO: usize = 256 << 10;
+/// How long an acknowledgement may wait for company.
+const ACK_DELAY: Duration = Duration::from_millis(5);
+/// Bytes gathered for one write.
+const GATHER: usize = 256 << 10;
+/// How long a client with a wrong token waits for the answer.
+const WRONG_TOKEN: Duration = Duration::from_millis(200);
+/// Connections that may be between their first byte and their welcome.
+const MOST_STRANGERS: usize = 64;
+
+/// Where and how to listen.
+pub struct Listen {
+    /// TCP addresses.
+    pub tcp: Vec<SocketAddr>,
+    /// Paths of Unix sockets.
+    pub unix: Vec<PathBuf>,
+    /// Certificates and key.
+    pub tls: Option<TlsAcceptor>,
+}
+
+/// A running server.
+pub struct Server {
+    /// Its sessions.
+    pub registry: Registry,
+    schedule: Schedule,
+    start: Instant,
+    log: Box<dyn Fn(Event<'_>) + Send + Sync>,
+    strangers: tokio::sync::Semaphore,
+}
+
+/// What a server tells about itself while it runs.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs)]
+pub enum Event<'a> {
+    Opened { session: u64, program: &'a str, peer: &'a str },
+    Resumed { session: u64, peer: &'a str },
+    Lost { session: u64, reason: &'a str },
+    Ended { session: u64, reason: &'a str },
+    Refused { peer: &'a str, reason: &'a str },
+    Draining { sessions: usize },
+}
+
+/// Sockets that a server has bound.
+pub struct Bound {
+    tcp: Vec<TcpListener>,
+    unix: Vec<(tokio::net::UnixListener, PathBuf)>,
+    tls: Option<TlsAcceptor>,
+}
+
+impl Listen {
+    /// Binds all sockets, so that what cannot work is known at once.
+    pub async fn bind(self) -> io::Result<Bound> {
+        let mut tcp = Vec::new();
+        for address in self.tcp {
+            let named = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
+            tcp.push(TcpListener::bind(address).await.map_err(named)?);
+        }
+        let mut unix = Vec::new();
+        for path in self.unix {
+            unix.push((bind_unix(&path)?, path));
+        }
+        Ok(Bound { tcp, unix, tls: self.tls })
+    }
+}
+
+impl Bound {
+    /// The TCP addresses, ports filled in.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.tcp.iter().filter_map(|l| l.local_addr().ok()).collect()
+    }
+}
+
+/// A socket that only its owner may use. One that a dead server left behind is replaced.
+fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
+    use std::os::unix::fs::PermissionsExt;
+    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+    if std::os::unix::net::UnixStream::connect(path).is_ok() {
+        return Err(named(io::ErrorKind::AddrInUse.into()));
+    }
+    if path.exists() {
+        std::fs::remove_file(path).map_err(named)?;
+    }
+    let listener = tokio::net::UnixListener::bind(path).map_err(named)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(named)?;
+    Ok(listener)
+}
+
+impl Server {
+    /// A server that tells `log` what happens.
+    pub fn new(registry: Registry, log: impl Fn(Event<'_>) + Send + Sync + 'static) -> Arc<Server> {
+        Arc::new(Server {
+            registry,
+            schedule: Schedule::default(),
+            start: Instant::now(),
+            log: Box::new(log),
+            strangers: tokio::sync::Semaphore::new(MOST_STRANGERS),
+        })
+    }
+
+    /// Time since the start.
+    pub fn now(&self) -> Duration {
+        self.start.elapsed()
+    }
+
+    /// Serves until `stop` is ready, then lets sessions finish what they have sent, for at most `grace`.
+    pub async fn run(
+        self: &Arc<Server>,
+        bound: Bound,
+        workers: usize,
+        stop: impl Future<Output = ()>,
+        grace: Duration,
+    ) {
+        let workers: Vec<_> = (0..workers.max(1))
+            .filter_map(|i| {
+                let server = self.clone();
+                std::thread::Builder::new()
+                    .name(format!("kiln-work-{i}"))
+                    .spawn(move || server.schedule.serve())
+                    .ok()
+            })
+            .collect();
+        let mut tasks = tokio::task::JoinSet::new();
+        for listener in bound.tcp {
+            tasks.spawn(self.clone().accept_tcp(listener, bound.tls.clone()));
+        }
+        for (listener, path) in bound.unix {
+            tasks.spawn(self.clone().accept_unix(listener, path));
+        }
+        tasks.spawn(self.clone().housekeeping());
+        stop.await;
+        self.drain(grace).await;
+        tasks.shutdown().await;
+        self.schedule.stop();
+        let join = tokio::task::spawn_blocking(move || workers.into_iter().for_each(|w| drop(w.join())));
+        let _ = tokio::time::timeout(grace, join).await;
+    }
+
+    /// Tells everybody to go, and waits for work that was accepted.
+    async fn drain(&self, grace: Duration) {
+        self.registry.drain();
+        (self.log)(Event::Draining { sessions: self.registry.list().len() });
+        let end = Instant::now() + grace;
+        while Instant::now() < end {
+            let clients = self.registry.list();
+            clients.iter().for_each(|c| c.news.notify_one());
+            let idle = |c: &Arc<Client>| c.session().load().0 == 0 && c.session().is_sent();
+            if self.schedule.busy() == 0 && clients.iter().all(idle) {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        // A last chance for what is written.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    async fn accept_tcp(self: Arc<Server>, listener: TcpListener, tls: Option<TlsAcceptor>) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, peer)) => {
+                    let _ = stream.set_nodelay(true);
+                    let (server, tls) = (self.clone(), tls.clone());
+                    tokio::spawn(async move {
+                        server.greet(Box::new(stream), &peer.to_string(), tls, false).await;
+                    });
+                }
+                // Out of file descriptors, most likely: others go on, and this one tries again.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    async fn accept_unix(self: Arc<Server>, listener: tokio::net::UnixListener, path: PathBuf) {
+        struct Remove(PathBuf);
+        impl Drop for Remove {
+            fn drop(&mut self) {
+                let _ = std::fs::remove_file(&self.0);
+            }
+        }
+        let remove = Remove(path);
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let (server, peer) = (self.clone(), format!("unix:{}", remove.0.display()));
+                    // Who may open the socket was decided by its mode.
+                    tokio::spawn(async move { server.greet(Box::new(stream), &peer, None, true).await });
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+            }
+        }
+    }
+
+    /// Ends sessions whose lease is over.
+    async fn housekeeping(self: Arc<Server>) {
+        loop {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let gone = self.registry.expire(self.now());
+            for client in &gone {
+                let reason = client.reason();
+                let reason = reason.as_deref().unwrap_or("its lease is over, or it said goodbye");
+                (self.log)(Event::Ended { session: client.number, reason });
+            }
+            // Freeing much memory takes its time, and this thread has other things to do.
+            if !gone.is_empty() {
+                let _ = std::thread::Builder::new().name("kiln-drop".into()).spawn(move || drop(gone));
+            }
+        }
+    }
+
+    /// Finds out what a connection wants.
+    async fn greet(self: &Arc<Server>, stream: Stream, peer: &str, tls: Option<TlsAcceptor>, trusted: bool) {
+        let Ok(stranger) = self.strangers.try_acquire() else { return };
+        let hello = tokio::time::timeout(HELLO, self.hello(stream, tls)).await;
+        drop(stranger);
+        let outcome = match hello {
+            Err(_) => Err(io::Error::other("no hello in time")),
+            Ok(Err(e)) => Err(e),
+            Ok(Ok(Hello::Answered)) => return,
+            Ok(Ok(Hello::Frames(stream, decoder, payload))) => {
+                self.admit(stream, decoder, &payload, peer, trusted).await
+            }
+        };
+        if let Err(e) = outcome {
+            (self.log)(Event::Refused { peer, reason: &e.to_string() });
+        }
+    }
+
+    async fn hello(&self, mut stream: Stream, tls: Option<TlsAcceptor>) -> io::Result<Hello> {
+        let mut tls = tls;
+        loop {
+            let mut first = [0; 4];
+            stream.read_exact(&mut first).await?;
+            let rewound: Stream = Box::new(Rewound::new(first.to_vec(), stream));
+            if first[0] == 0x16 && first[1] == 3 {
+                let acceptor = tls.take().ok_or_else(|| io::Error::other("TLS where none is set up"))?;
+                stream = Box::new(acceptor.accept(rewound).await?);
+            } else if first == *b"GET " || first == *b"HEAD" {
+                match http::serve(self, rewound).await? {
+                    Some(upgraded) => stream = upgraded,
+                    None => return Ok(Hello::Answered),
+                }
+            } else {
+                stream = rewound;
+                break;
+            }
+        }
+        let mut decoder = Decoder::default();
+        loop {
+            let len = match decoder.next().map_err(io::Error::other)? {
+                Some(frame) if frame.kind == kind::HELLO => Some(frame.payload.to_vec()),
+                Some(_) => return Err(io::Error::other("the first frame is no hello")),
+                None => None,
+            };
+            if let Some(payload) = len {
+                return Ok(Hello::Frames(stream, decoder, payload));
+            }
+            if decoder.missing() > MOST_HELLO + frame::HEAD {
+                return Err(io::Error::other("the first frame is too long"));
+            }
+            let room = decoder.room(16 << 10);
+            match stream.read(room).await? {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                n => decoder.filled(n),
+            }
+        }
+    }
+
+    async fn admit(
+        self: &Arc<Server>,
+        mut stream: Stream,
+        decoder: Decoder,
+        payload: &[u8],
+        peer: &str,
+        trusted: bool,
+    ) -> io::Result<()> {
+        let (welcome, admitted) = match self.registry.hello(payload, trusted, self.now()) {
+            Ok(admitted) => admitted,
+            Err(refusal) => {
+                if refusal == crate::protocol::Refusal::Token {
+                    tokio::time::sleep(WRONG_TOKEN).await;
+                }
+                let _ = stream.write_all(&control(kind::REFUSED, &refusal.encode())).await;
+                let _ = stream.shutdown().await;
+                return Err(io::Error::other(refusal));
+            }
+        };
+        let resumed = welcome.resumed.is_some();
+        let (reader, mut writer) = tokio::io::split(stream);
+        let greeted = async {
+            writer.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
+            writer.flush().await
+        };
+        let greeted = greeted.await;
+        let (client, epoch) = match admitted {
+            Admitted::Session(client, epoch) => (client, epoch),
+            Admitted::Watch => return self.watched(writer).await,
+        };
+        let session = client.number;
+        (self.log)(match resumed {
+            true => Event::Resumed { session, peer },
+            false => Event::Opened { session, program: &client.program, peer },
+        });
+        let end = match greeted {
+            Err(e) => e.to_string(),
+            Ok(()) => tokio::select! {
+                end = self.receive(&client, epoch, reader, decoder) => end,
+                end = self.send(&client, epoch, writer) => end,
+            },
+        };
+        if client.is_current(epoch) {
+            (self.log)(Event::Lost { session, reason: &end });
+        }
+        self.registry.lost(&client, epoch, self.now());
+        Ok(())
+    }
+
+    async fn receive(
+        &self,
+        client: &Arc<Client>,
+        epoch: u64,
+        mut reader: ReadHalf<Stream>,
+        mut decoder: Decoder,
+    ) -> String {
+        // A client speaks at least once in a heartbeat; three silent ones and it is taken for gone.
+        let patience = 3 * self.registry.config().heartbeat;
+        loop {
+            loop {
+                // An older connection takes nothing in once a newer one has the session.
+                let step = match decoder.next() {
+                    Ok(None) => break,
+                    Ok(Some(_)) if !client.is_current(epoch) => return "a newer connection has it".into(),
+                    Ok(Some(frame)) => client.session().receive(&frame),
+                    Err(e) => return e.to_string(),
+                };
+                match step {
+                    Ok(Step::Going) => {}
+                    Ok(Step::Ping(n)) => client.session().pong(n),
+                    Ok(Step::Ended) => {
+                        client.end();
+                        return "the client said goodbye".into();
+                    }
+                    Err(e) => {
+                        client.end_because(&e.to_string());
+                        return e.to_string();
+                    }
+                }
+            }
+            self.schedule.offer(client);
+            client.news.notify_one();
+            let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
+            match tokio::time::timeout(patience, reader.read(room)).await {
+                Err(_) => return format!("silent for {patience:?}"),
+                Ok(Ok(0)) => return "the connection ended".into(),
+                Ok(Ok(n)) => decoder.filled(n),
+                Ok(Err(e)) => return e.to_string(),
+            }
+        }
+    }
+
+    async fn send(&self, client: &Arc<Client>, epoch: u64, mut writer: WriteHalf<Stream>) -> String {
+        let mut buffer: Vec<u8> = Vec::with_capacity(GATHER);
+        let (mut soon, mut told) = (false, false);
+        loop {
+            if client.is_over() || !client.is_current(epoch) {
+                if let Some(reason) = client.reason() {
+                    let _ = writer.write_all(&control(kind::ENDED, reason.as_bytes())).await;
+                }
+                let _ = writer.shutdown().await;
+                return "the session is over".into();
+            }
+            let mut data = None;
+            let owes = {
+                let mut session = client.session();
+                for notice in session.notices(soon) {
+                    let (kind, body) = notice.encode();
+                    buffer.extend(control(kind, &body.fields));
+                }
+                while buffer.len() < GATHER
+                    && data.is_none()
+                    && let Some(out) = session.next()
+                {
+                    data = out.append(&mut buffer);
+                }
+                session.owes()
+            };
+            if self.registry.is_draining() && !told {
+                told = true;
+                let (kind, body) = Message::Drain.encode();
+                buffer.extend(control(kind, &body.fields));
+            }
+            if buffer.is_empty() && data.is_none() {
+                let news = client.news.notified();
+                if owes {
+                    soon = tokio::time::timeout(ACK_DELAY, news).await.is_err();
+                } else {
+                    news.await;
+                }
+                // What waited for room to answer may go on.
+                self.schedule.offer(client);
+                continue;
+            }
+            soon = false;
+            let mut write = async || {
+                writer.write_all(&buffer).await?;
+                if let Some(data) = &data {
+                    writer.write_all(data).await?;
+                }
+                writer.flush().await
+            };
+            if let Err(e) = write().await {
+                return e.to_string();
+            }
+            buffer.clear();
+        }
+    }
+
+    /// Tells a watcher once a second what the server looks like.
+    async fn watched(&self, mut writer: WriteHalf<Stream>) -> io::Result<()> {
+        loop {
+            let status = self.status().to_string();
+            writer.write_all(&control(kind::STATUS, status.as_bytes())).await?;
+            writer.flush().await?;
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// What the server looks like, for people and programs.
+    pub fn status(&self) -> serde_json::Value {
+        let sessions: Vec<_> = self
+            .registry
+            .list()
+            .iter()
+            .map(|client| {
+                let (queue, tasks, micros) = client.session().load();
+                let counts = client.session().counts();
+                // A session that computes is not interrupted to be looked at.
+                let held = client.try_held();
+                serde_json::json!({
+                    "session": format!("{:016x}", client.number), "program": client.program,
+                    "device": client.device, "seconds": (self.now() - client.opened).as_secs_f64(),
+                    "connected": client.is_connected(), "queue": queue, "tasks": tasks, "busy_micros": micros,
+                    "values": held.map(|h| h.0), "bytes": held.map(|h| h.1), "operations": held.map(|h| h.2),
+                    "received_bytes": counts.received_bytes, "sent_bytes": counts.sent_bytes,
+                })
+            })
+            .collect();
+        serde_json::json!({
+            "version": env!("CARGO_PKG_VERSION"), "seconds": self.now().as_secs_f64(),
+            "draining": self.registry.is_draining(), "opened": self.registry.opened(), "sessions": sessions,
+        })
+    }
+}
+
+enum Hello {
+    /// It was a browser, and has its answer.
+    Answered,
+    Frames(Stream, Decoder, Vec<u8>),
+}

@@ -1,0 +1,186 @@
+//! Byte streams to and from servers: TCP, TLS, Unix sockets, WebSocket. Whatever it is, frames go over it.
+
+use crate::address::{Address, Scheme};
+use futures_util::{SinkExt, StreamExt};
+use std::io;
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_tungstenite::WebSocketStream;
+use tokio_tungstenite::tungstenite::Message;
+
+/// A stream of bytes in both directions.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// Any such stream.
+pub type Stream = Box<dyn Duplex>;
+
+/// Bytes between a WebSocket and what reads it.
+const PIPE: usize = 1 << 20;
+
+/// Connects to a server.
+pub async fn connect(address: &Address) -> io::Result<Stream> {
+    let stream: Stream = match address.scheme {
+        #[cfg(unix)]
+        Scheme::Unix => Box::new(tokio::net::UnixStream::connect(&address.host).await?),
+        #[cfg(not(unix))]
+        Scheme::Unix => return Err(io::Error::other("this system has no Unix sockets")),
+        _ => {
+            let tcp = TcpStream::connect(address.authority()).await?;
+            // Batches are small and answers are waited for.
+            tcp.set_nodelay(true)?;
+            Box::new(tcp)
+        }
+    };
+    let stream = if address.scheme.is_tls() {
+        let config = client_tls(address.options.ca.as_deref())?;
+        let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
+        Box::new(TlsConnector::from(config).connect(name, stream).await?)
+    } else {
+        stream
+    };
+    match address.scheme {
+        Scheme::Ws | Scheme::Wss => {
+            let url = format!("ws://{}/", address.authority());
+            let (socket, _) = tokio_tungstenite::client_async(url, stream).await.map_err(io::Error::other)?;
+            Ok(unwrapped(socket))
+        }
+        Scheme::Kiln | Scheme::Kilns | Scheme::Unix => Ok(stream),
+    }
+}
+
+/// Answers a WebSocket handshake on a stream whose first bytes are a request.
+pub async fn accept_websocket(stream: Stream) -> io::Result<Stream> {
+    let socket = tokio_tungstenite::accept_async(stream).await.map_err(io::Error::other)?;
+    Ok(unwrapped(socket))
+}
+
+/// The bytes inside a WebSocket's messages.
+fn unwrapped(socket: WebSocketStream<Stream>) -> Stream {
+    let (near, far) = tokio::io::duplex(PIPE);
+    tokio::spawn(async move {
+        let (mut sink, mut source) = socket.split();
+        let (mut reader, mut writer) = tokio::io::split(far);
+        let inward = async {
+            while let Some(Ok(message)) = source.next().await {
+                match message {
+                    Message::Binary(bytes) => {
+                        if writer.write_all(&bytes).await.is_err() {
+                            break;
+                        }
+                    }
+                    Message::Close(_) => break,
+                    _ => {}
+                }
+            }
+        };
+        let outward = async {
+            let mut buffer = vec![0; 64 << 10];
+            loop {
+                match reader.read(&mut buffer).await {
+                    Ok(n) if n > 0 => {
+                        if sink.send(Message::binary(buffer[..n].to_vec())).await.is_err() {
+                            break;
+                        }
+                    }
+                    _ => break,
+                }
+            }
+            let _ = sink.close().await;
+        };
+        tokio::select! {
+            () = inward => {}
+            () = outward => {}
+        }
+    });
+    Box::new(near)
+}
+
+/// A stream whose first bytes have been looked at.
+pub struct Rewound {
+    first: Vec<u8>,
+    given: usize,
+    inner: Stream,
+}
+
+impl Rewound {
+    /// `inner`, with `first` before it.
+    pub fn new(first: Vec<u8>, inner: Stream) -> Rewound {
+        Rewound { first, given: 0, inner }
+    }
+}
+
+impl AsyncRead for Rewound {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let left = &self.first[self.given..];
+        if !left.is_empty() {
+            let n = left.len().min(buf.remaining());
+            buf.put_slice(&left[..n]);
+            self.given += n;
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Rewound {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
+}
+
+fn provider() -> Arc<tokio_rustls::rustls::crypto::CryptoProvider> {
+    Arc::new(tokio_rustls::rustls::crypto::ring::default_provider())
+}
+
+fn client_tls(ca: Option<&Path>) -> io::Result<Arc<ClientConfig>> {
+    let mut roots = RootCertStore::empty();
+    match ca {
+        Some(path) => {
+            for certificate in CertificateDer::pem_file_iter(path).map_err(io::Error::other)? {
+                roots.add(certificate.map_err(io::Error::other)?).map_err(io::Error::other)?;
+            }
+        }
+        None => {
+            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    Ok(Arc::new(config.map_err(io::Error::other)?.with_root_certificates(roots).with_no_client_auth()))
+}
+
+/// What a server needs for TLS: its certificates and key, in PEM.
+pub fn server_tls(certificates: &Path, key: &Path) -> io::Result<TlsAcceptor> {
+    let chain: Result<Vec<_>, _> =
+        CertificateDer::pem_file_iter(certificates).map_err(io::Error::other)?.collect();
+    let key = PrivateKeyDer::from_pem_file(key).map_err(io::Error::other)?;
+    let config = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions();
+    let config = config.map_err(io::Error::other)?.with_no_client_auth();
+    let config = config.with_single_cert(chain.map_err(io::Error::other)?, key).map_err(io::Error::other)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Whether a host names this machine itself.
+pub fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
