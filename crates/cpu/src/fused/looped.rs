@@ -7,12 +7,33 @@ use crate::reduction;
 use crate::tile::TILE;
 use kiln_ir::DType;
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Bytes of a scratch tile: any element, and whole cache lines.
 const SLOT: usize = TILE * 8;
 
+#[cfg(target_arch = "x86_64")]
+use crate::emit::{Code, compile};
+
+/// Nothing here writes machine code.
+#[cfg(not(target_arch = "x86_64"))]
+enum Code {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Code {
+    unsafe fn run(&self, _: &[*mut u8], _: usize) {
+        match *self {}
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn compile(_: &Pass) -> Option<Arc<Code>> {
+    None
+}
+
 /// A pass that can run.
 pub(super) struct Loop {
+    code: Option<Arc<Code>>,
     pass: Pass,
     /// The dtype of each value.
     dtypes: Vec<DType>,
@@ -65,12 +86,12 @@ impl Loop {
             slots[inputs + at] = take(&mut free);
             busy.push((last[inputs + at], slots[inputs + at]));
         }
-        Loop { pass, dtypes, slots, tiles, stored }
+        Loop { code: compile(&pass), pass, dtypes, slots, tiles, stored }
     }
 
     /// Bytes of scratch that [`Loop::run`] needs.
     pub fn room(&self) -> usize {
-        self.tiles as usize * SLOT
+        if self.code.is_some() { 0 } else { self.tiles as usize * SLOT }
     }
 
     /// Runs over `len` elements. `addresses` are those of the inputs, then of the outputs.
@@ -82,8 +103,12 @@ impl Loop {
     /// [`Loop::room`] bytes, aligned to 8, and nobody else uses any of it.
     pub unsafe fn run(&self, addresses: &[*mut u8], len: usize, scratch: *mut u8) {
         debug_assert_eq!(addresses.len(), self.pass.inputs.len() + self.pass.outputs.len());
-        // SAFETY: promised by the caller.
-        unsafe { self.interpret(addresses, len, scratch) };
+        match &self.code {
+            // SAFETY: promised by the caller.
+            Some(code) => unsafe { code.run(addresses, len) },
+            // SAFETY: as above.
+            None => unsafe { self.interpret(addresses, len, scratch) },
+        }
     }
 
     /// # Safety
