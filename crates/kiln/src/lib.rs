@@ -36,6 +36,11 @@ pub mod nn {
     pub use kiln_nn::*;
 }
 
+/// Training spread over workers.
+pub mod dist {
+    pub use kiln_dist::*;
+}
+
 /// Data sets.
 pub mod data {
     pub use kiln_data::*;

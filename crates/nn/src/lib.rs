@@ -2,6 +2,7 @@
 //! optimisers, digests and files walk any model the same way. Losses are methods of the tensor.
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod module;
 mod optim;
 
@@ -12,6 +13,7 @@ mod linear;
 mod norm;
 
 pub use attention::Attention;
+pub use checkpoint::{Checkpoint, CheckpointError};
 pub use conv::Conv2d;
 pub use embedding::Embedding;
 pub use kiln_tensor::Tensor;

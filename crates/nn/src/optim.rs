@@ -12,15 +12,33 @@ pub trait Optimizer {
     /// Called once before the parameters of a step are updated.
     fn begin(&mut self) {}
 
+    /// What it has learnt so far besides the parameters, by name: enough to go on from.
+    fn state(&self) -> Vec<(String, Tensor)>;
+
+    /// Goes on from what [`Optimizer::state`] gave after `steps` steps.
+    fn restore(&mut self, steps: u64, state: Vec<(String, Tensor)>);
+
     /// Updates every parameter of `model` that has a gradient, and ends the step for its device.
     fn step(&mut self, model: &mut dyn Module, gradients: &Gradients) {
+        self.step_by(model, &mut |_, parameter| gradients.get(parameter).cloned());
+    }
+
+    /// Like [`Optimizer::step`], with the gradients of all parameters in the model's order.
+    fn step_with(&mut self, model: &mut dyn Module, gradients: &[Tensor]) {
+        self.step_by(model, &mut |i, _| gradients.get(i).cloned());
+    }
+
+    /// Updates every parameter for which `gradient` gives one; it is asked with the parameter's place in the model.
+    fn step_by(&mut self, model: &mut dyn Module, gradient: &mut dyn FnMut(usize, &Tensor) -> Option<Tensor>) {
         self.begin();
         let mut devices = Vec::new();
+        let mut place = 0;
         no_grad(|| {
             model.visit_mut("", &mut |path, parameter| {
-                if let Some(gradient) = gradients.get(parameter) {
+                place += 1;
+                if let Some(gradient) = gradient(place - 1, parameter) {
                     let device = parameter.device();
-                    *parameter = self.update(path, &parameter.detach(), gradient).requires_grad();
+                    *parameter = self.update(path, &parameter.detach(), &gradient).requires_grad();
                     if !devices.contains(&device) {
                         devices.push(device);
                     }
@@ -75,6 +93,25 @@ impl Optimizer for Sgd {
         }
         parameter - direction * self.rate
     }
+
+    fn state(&self) -> Vec<(String, Tensor)> {
+        sorted(self.velocity.iter().map(|(path, v)| (format!("velocity.{path}"), v.clone())))
+    }
+
+    fn restore(&mut self, _: u64, state: Vec<(String, Tensor)>) {
+        self.velocity.clear();
+        for (name, tensor) in state {
+            if let Some(path) = name.strip_prefix("velocity.") {
+                self.velocity.insert(path.into(), tensor);
+            }
+        }
+    }
+}
+
+fn sorted(state: impl Iterator<Item = (String, Tensor)>) -> Vec<(String, Tensor)> {
+    let mut state: Vec<_> = state.collect();
+    state.sort_by(|a, b| a.0.cmp(&b.0));
+    state
 }
 
 /// Adam, with decoupled weight decay.
@@ -123,5 +160,26 @@ impl Optimizer for Adam {
         let kept =
             if self.decay == 0.0 { parameter.clone() } else { parameter * (1.0 - self.rate * self.decay) };
         kept - change
+    }
+
+    fn state(&self) -> Vec<(String, Tensor)> {
+        sorted(self.moments.iter().flat_map(|(path, (mean, square))| {
+            [(format!("mean.{path}"), mean.clone()), (format!("square.{path}"), square.clone())]
+        }))
+    }
+
+    fn restore(&mut self, steps: u64, state: Vec<(String, Tensor)>) {
+        self.steps = steps as i32;
+        let mut means = HashMap::new();
+        let mut squares = HashMap::new();
+        for (name, tensor) in state {
+            if let Some(path) = name.strip_prefix("mean.") {
+                means.insert(path.to_string(), tensor);
+            } else if let Some(path) = name.strip_prefix("square.") {
+                squares.insert(path.to_string(), tensor);
+            }
+        }
+        let pair = |(path, mean)| squares.remove(&path).map(|square| (path, (mean, square)));
+        self.moments = means.into_iter().filter_map(pair).collect();
     }
 }

@@ -1,0 +1,292 @@
+//! The training loop: shards of a batch over workers, checkpoints, reports.
+//!
+//! A job is cut into logical shards; a worker is a device with its own copy of the model and some of the shards. What
+//! the shards' gradients come to does not depend on who computed them, so any number of workers gives the same bits.
+
+use super::report::Report;
+use kiln::dist::{Counter, Shards, all_reduce};
+use kiln::nn::{Checkpoint, Optimizer};
+use kiln::prelude::*;
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+/// What every recipe can be told.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Optimiser steps, counted from the job's start.
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// Seed of initial weights and of the order of samples.
+    #[arg(long, default_value_t = 0)]
+    pub seed: u64,
+    /// Device to train on: cpu, cpu:1, reference, kiln://host:port, …; repeated, the work is shared out.
+    #[arg(long)]
+    pub device: Vec<String>,
+    /// Workers of this process that share the work, each a logical CPU device.
+    #[arg(long, conflicts_with = "device")]
+    pub workers: Option<usize>,
+    /// Logical shards of each batch; the number of workers by default. Decides the bits, as the seed does.
+    #[arg(long)]
+    pub shards: Option<usize>,
+    /// Threads that compute; all cores by default.
+    #[arg(long)]
+    pub threads: Option<usize>,
+    /// Folder for checkpoints.
+    #[arg(long)]
+    pub checkpoint: Option<PathBuf>,
+    /// Steps between checkpoints.
+    #[arg(long, default_value_t = 200, requires = "checkpoint")]
+    pub every: u64,
+    /// Go on from the newest checkpoint.
+    #[arg(long, requires = "checkpoint")]
+    pub resume: bool,
+    /// End with the sha256 of the parameters.
+    #[arg(long)]
+    pub digest: bool,
+    /// One JSON object a report.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What is trained, on what, and how.
+pub trait Recipe {
+    /// The model.
+    type Model: Module;
+
+    /// Its name, and everything that decides its bits besides steps, seed and shards.
+    fn signature(&self) -> String;
+
+    /// Steps if none are asked for.
+    fn steps(&self) -> u64;
+
+    /// A new model; its weights come from the current generator.
+    fn model(&self, device: &Device) -> Self::Model;
+
+    fn optimizer(&self) -> Adam;
+
+    /// The learning rate of a step. It depends on the step alone, so that a longer run begins as a shorter one did.
+    fn rate(&self, step: u64) -> f64;
+
+    /// The samples of a step's global batch.
+    fn batch(&self, step: u64) -> Vec<u32>;
+
+    /// The mean loss over some samples. `path` names the step, and the shard where there are several: randomness may
+    /// depend on it and on nothing else.
+    fn loss(&self, model: &Self::Model, step: u64, path: &[u64], samples: &[u32], device: &Device) -> Tensor;
+
+    /// What is being trained on, for people.
+    fn about(&self) -> String;
+
+    /// Figures of the trained model: a name and a number each.
+    fn figures(&self, model: &Self::Model, device: &Device) -> Result<Vec<(&'static str, f64)>, kiln::Error>;
+}
+
+/// One copy of the model and its optimiser.
+struct Worker<M> {
+    device: Device,
+    model: M,
+    optimizer: Adam,
+}
+
+pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error>> {
+    if let Some(threads) = args.threads {
+        kiln::set_threads(threads);
+    }
+    let devices = devices(args)?;
+    let count = args.shards.unwrap_or(devices.len());
+    let shards = Shards::new(count, devices.len())
+        .ok_or_else(|| format!("{count} shards are too few for {} workers", devices.len()))?;
+    let steps = args.steps.unwrap_or(recipe.steps());
+    let words = BTreeMap::from([
+        ("recipe".to_string(), recipe.signature()),
+        ("seed".to_string(), args.seed.to_string()),
+        ("shards".to_string(), count.to_string()),
+    ]);
+    let mut workers: Vec<Worker<R::Model>> = devices
+        .into_iter()
+        .map(|device| {
+            // Every copy starts from the same weights.
+            kiln::seed(args.seed);
+            let model = recipe.model(&device);
+            Worker { device, model, optimizer: recipe.optimizer() }
+        })
+        .collect();
+    let first = begin(args, &words, &mut workers)?;
+    if !args.json {
+        let names: Vec<_> = workers.iter().map(|w| w.device.address().to_string()).collect();
+        let cut = if count > 1 { format!(", {count} shards") } else { String::new() };
+        let parameters = workers[0].model.parameter_count();
+        println!("training {parameters} parameters on {}{cut}: {}", names.join(" and "), recipe.about());
+    }
+    let start = Instant::now();
+    let mut report = Report::new(args.json, first, steps);
+    for step in first..steps {
+        let loss = advance(recipe, shards, step, &mut workers)?;
+        report.step(step + 1, &loss)?;
+        let due = (step + 1) % args.every == 0 || step + 1 == steps;
+        if let Some(folder) = args.checkpoint.as_ref().filter(|_| due) {
+            Checkpoint::save(folder, step + 1, &words, &state(&workers[0]))?;
+        }
+    }
+    report.done();
+    let worker = &workers[0];
+    let figures = recipe.figures(&worker.model, &worker.device)?;
+    let digest = args.digest.then(|| digest(&worker.model)).transpose()?;
+    let seconds = start.elapsed().as_secs_f64();
+    workers.iter().try_for_each(|w| w.device.flush())?;
+    if args.json {
+        let mut line = serde_json::json!({ "steps": steps, "seconds": seconds, "digest": digest });
+        figures.iter().for_each(|(name, figure)| line[*name] = (*figure).into());
+        println!("{line}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{} steps in {seconds:.2} s", steps - first.min(steps));
+    for (name, figure) in figures {
+        match name {
+            "accuracy" => println!("test accuracy {:.2}%", figure * 100.0),
+            _ => println!("{name} {figure:.4}"),
+        }
+    }
+    if let Some(digest) = digest {
+        println!("{digest}");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn devices(args: &Args) -> Result<Vec<Device>, kiln::Error> {
+    match (args.workers, args.device.is_empty()) {
+        (Some(workers), _) => (0..workers.max(1)).map(|i| Device::open(&format!("cpu:{i}"))).collect(),
+        (None, false) => args.device.iter().map(|address| Device::open(address)).collect(),
+        (None, true) => Ok(vec![Device::default()]),
+    }
+}
+
+/// Brings all copies to the newest checkpoint, if the job goes on from one. Gives the first step to do.
+fn begin<M: Module>(
+    args: &Args,
+    words: &BTreeMap<String, String>,
+    workers: &mut [Worker<M>],
+) -> Result<u64, Box<dyn Error>> {
+    let Some(folder) = &args.checkpoint else { return Ok(0) };
+    // A launcher that starts a job again says so.
+    let restarted = std::env::var("KILN_RESTART").is_ok_and(|v| !v.is_empty() && v != "0");
+    let (newest, bad) = Checkpoint::latest(folder)?;
+    bad.iter().for_each(|e| eprintln!("kiln: warning: {e}; using an older checkpoint"));
+    let Some(newest) = newest else {
+        if args.resume {
+            eprintln!("no checkpoint in {} yet: starting at step 0", folder.display());
+        }
+        return Ok(0);
+    };
+    if !args.resume && !restarted {
+        let message = format!("{} holds checkpoints; --resume goes on from them", folder.display());
+        return Err(message.into());
+    }
+    words.iter().try_for_each(|(word, want)| newest.expect(word, want))?;
+    for worker in workers {
+        let device = worker.device.clone();
+        let mut failed = None;
+        worker.model.visit_mut("", &mut |path, parameter| {
+            match newest.tensor(&format!("model.{path}"), parameter.meta(), &device) {
+                Ok(tensor) => *parameter = tensor.requires_grad(),
+                Err(e) => drop(failed.get_or_insert(e)),
+            }
+        });
+        if let Some(e) = failed {
+            return Err(e.into());
+        }
+        let saved = newest.tensors.iter().filter_map(|(name, data)| Some((name.strip_prefix("optimizer.")?, data)));
+        let saved = saved.map(|(name, data)| (name.to_string(), Tensor::from_data(data.clone(), &device)));
+        worker.optimizer.restore(newest.step, saved.collect());
+    }
+    if !args.json {
+        eprintln!("going on from step {} ({})", newest.step, newest.path.display());
+    }
+    Ok(newest.step)
+}
+
+/// Everything that a worker would need to go on.
+fn state<M: Module>(worker: &Worker<M>) -> Vec<(String, Tensor)> {
+    let model = worker.model.parameters().into_iter().map(|(path, t)| (format!("model.{path}"), t));
+    let optimizer = worker.optimizer.state().into_iter().map(|(name, t)| (format!("optimizer.{name}"), t));
+    model.chain(optimizer).collect()
+}
+
+/// One step of all workers. Gives the loss over the whole batch, on the first worker's device.
+fn advance<R: Recipe>(
+    recipe: &R,
+    shards: Shards,
+    step: u64,
+    workers: &mut [Worker<R::Model>],
+) -> Result<Tensor, kiln::Error> {
+    let batch = recipe.batch(step);
+    let single = shards.count == 1;
+    if single {
+        // The plain loop: nothing is scaled, flattened or moved.
+        let worker = &mut workers[0];
+        let loss = recipe.loss(&worker.model, step, &[step], &batch, &worker.device);
+        let gradients = loss.backward();
+        worker.optimizer.rate = recipe.rate(step);
+        worker.optimizer.step(&mut worker.model, &gradients);
+        return Ok(loss);
+    }
+    let mut partials = Vec::new();
+    for (w, worker) in workers.iter().enumerate() {
+        let mut counter = Counter::default();
+        for shard in shards.of(w) {
+            let samples = &batch[shards.samples(batch.len(), shard)];
+            let values = gradients(recipe, worker, step, shard, samples, batch.len());
+            counter.push(shard, values, &mut |a: Vec<Tensor>, b| a.iter().zip(&b).map(|(a, b)| a + b).collect());
+        }
+        partials.push(counter.finish());
+        // What is recorded starts while the next worker's part is being recorded.
+        worker.device.submit();
+    }
+    let mut reduced = all_reduce(shards.count, partials)?;
+    let mut loss = None;
+    for (worker, values) in workers.iter_mut().zip(&mut reduced) {
+        // The loss travels behind the gradients.
+        let total = values.pop();
+        loss = loss.or(total);
+        worker.optimizer.rate = recipe.rate(step);
+        worker.optimizer.step_with(&mut worker.model, values);
+        worker.device.submit();
+    }
+    Ok(loss.unwrap_or_else(|| unreachable!("there is at least one worker")))
+}
+
+/// A shard's gradients and loss, weighted by its share of the batch, in the model's order.
+fn gradients<R: Recipe>(
+    recipe: &R,
+    worker: &Worker<R::Model>,
+    step: u64,
+    shard: usize,
+    samples: &[u32],
+    all: usize,
+) -> Vec<Tensor> {
+    let parameters = worker.model.parameters();
+    if samples.is_empty() {
+        let zeros = parameters.iter().map(|(_, p)| Tensor::zeros(p.shape(), &worker.device));
+        return zeros.chain([Tensor::zeros([1], &worker.device)]).collect();
+    }
+    let loss = recipe.loss(&worker.model, step, &[step, shard as u64], samples, &worker.device);
+    let loss = loss * (samples.len() as f64 / all as f64);
+    let gradients = loss.backward();
+    let of = |p: &Tensor| gradients.get(p).cloned().unwrap_or_else(|| Tensor::zeros(p.shape(), &worker.device));
+    parameters.iter().map(|(_, p)| of(p)).chain([loss.detach().reshape([1])]).collect()
+}
+
+/// The sha256 of all parameters: path, dtype and shape, and bytes of each, in the model's order.
+fn digest(model: &dyn Module) -> Result<String, kiln::Error> {
+    let mut hash = Sha256::new();
+    for (path, parameter) in model.parameters() {
+        let data = parameter.to_data()?;
+        hash.update(format!("{path} {}\n", data.meta));
+        hash.update(&data.bytes[..]);
+    }
+    Ok(hash.finalize().iter().map(|b| format!("{b:02x}")).collect())
+}
