@@ -3,6 +3,7 @@
 
 mod bench;
 mod conform;
+mod demo;
 mod devices;
 mod replay;
 mod serve;
@@ -32,6 +33,8 @@ enum Command {
     Bench(bench::Args),
     /// Show the devices of this machine, or of a server.
     Devices(devices::Args),
+    /// Train across two servers, kill one, and end with the same bits.
+    Demo(demo::Args),
     /// Let others compute on this machine.
     Serve(serve::Args),
     /// Show the sessions of a server.
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Demo(args) => demo::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => watch::ps(args),
         Command::Top(args) => watch::top(args),

@@ -97,7 +97,9 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         kiln::set_threads(threads);
     }
     let devices = devices(args)?;
-    let count = args.shards.unwrap_or(devices.len());
+    let saved = saved(args)?;
+    let before = saved.as_ref().and_then(|c| c.words.get("shards")).and_then(|k| k.parse().ok());
+    let count = args.shards.or(before).unwrap_or(devices.len());
     let shards = Shards::new(count, devices.len())
         .ok_or_else(|| format!("{count} shards are too few for {} workers", devices.len()))?;
     let steps = args.steps.unwrap_or(recipe.steps());
@@ -115,7 +117,10 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
             Worker { device, model, optimizer: recipe.optimizer() }
         })
         .collect();
-    let first = begin(args, &words, &mut workers)?;
+    let first = match &saved {
+        Some(checkpoint) => restore(args, checkpoint, &words, &mut workers)?,
+        None => 0,
+    };
     if !args.json {
         let names: Vec<_> = workers.iter().map(|w| w.device.address().to_string()).collect();
         let cut = if count > 1 { format!(", {count} shards") } else { String::new() };
@@ -165,13 +170,9 @@ fn devices(args: &Args) -> Result<Vec<Device>, kiln::Error> {
     }
 }
 
-/// Brings all copies to the newest checkpoint, if the job goes on from one. Gives the first step to do.
-fn begin<M: Module>(
-    args: &Args,
-    words: &BTreeMap<String, String>,
-    workers: &mut [Worker<M>],
-) -> Result<u64, Box<dyn Error>> {
-    let Some(folder) = &args.checkpoint else { return Ok(0) };
+/// The checkpoint that the job goes on from, if it does.
+fn saved(args: &Args) -> Result<Option<Checkpoint>, Box<dyn Error>> {
+    let Some(folder) = &args.checkpoint else { return Ok(None) };
     // A launcher that starts a job again says so.
     let restarted = std::env::var("KILN_RESTART").is_ok_and(|v| !v.is_empty() && v != "0");
     let (newest, bad) = Checkpoint::latest(folder)?;
@@ -180,12 +181,22 @@ fn begin<M: Module>(
         if args.resume {
             eprintln!("no checkpoint in {} yet: starting at step 0", folder.display());
         }
-        return Ok(0);
+        return Ok(None);
     };
     if !args.resume && !restarted {
         let message = format!("{} holds checkpoints; --resume goes on from them", folder.display());
         return Err(message.into());
     }
+    Ok(Some(newest))
+}
+
+/// Brings all copies to a checkpoint. Gives the first step to do.
+fn restore<M: Module>(
+    args: &Args,
+    newest: &Checkpoint,
+    words: &BTreeMap<String, String>,
+    workers: &mut [Worker<M>],
+) -> Result<u64, Box<dyn Error>> {
     words.iter().try_for_each(|(word, want)| newest.expect(word, want))?;
     for worker in workers {
         let device = worker.device.clone();
