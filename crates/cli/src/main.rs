@@ -5,6 +5,7 @@ mod bench;
 mod conform;
 mod demo;
 mod devices;
+mod launch;
 mod replay;
 mod serve;
 mod train;
@@ -33,6 +34,8 @@ enum Command {
     Bench(bench::Args),
     /// Show the devices of this machine, or of a server.
     Devices(devices::Args),
+    /// Start a program as several ranks of one job.
+    Launch(launch::Args),
     /// Train across two servers, kill one, and end with the same bits.
     Demo(demo::Args),
     /// Let others compute on this machine.
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        Command::Launch(args) => launch::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => watch::ps(args),

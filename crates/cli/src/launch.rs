@@ -1,0 +1,221 @@
+//! `kiln launch`: one program as several ranks on this machine, ended and started again together.
+
+use serde_json::json;
+use std::error::Error;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// Ranks to start.
+    #[arg(short = 'n', long, default_value_t = 1)]
+    ranks: usize,
+    /// How often the job is started again after a rank has failed.
+    #[arg(long, default_value_t = 0)]
+    max_restarts: u32,
+    /// Folder for the flight records of a failed job.
+    #[arg(long)]
+    flight: Option<PathBuf>,
+    /// Seconds that other ranks have to end by themselves after one has failed.
+    #[arg(long, default_value_t = 5.0)]
+    grace: f64,
+    /// What happens to the ranks, as JSON lines on standard error.
+    #[arg(long)]
+    json: bool,
+    /// The program and its arguments.
+    #[arg(last = true, required = true)]
+    program: Vec<String>,
+}
+
+/// The signal that is to be passed on; 0 for none.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
+
+extern "C" fn note(signal: i32) {
+    SIGNAL.store(signal, Ordering::Relaxed);
+}
+
+pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
+    if args.ranks == 0 {
+        return Err("a job has at least one rank".into());
+    }
+    for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+        let handler = note as extern "C" fn(i32);
+        // SAFETY: the handler only stores to an atomic, which is allowed in one.
+        unsafe { libc::signal(signal, handler as libc::sighandler_t) };
+    }
+    for attempt in 0..=args.max_restarts {
+        let outcome = job(&args, attempt)?;
+        match outcome {
+            Outcome::Done => return Ok(ExitCode::SUCCESS),
+            Outcome::Stopped(signal) => return Ok(ExitCode::from(128u8.saturating_add(signal as u8))),
+            Outcome::Failed { rank, why } => {
+                let again = attempt < args.max_restarts;
+                tell(&args, "failed", Some(rank), &why);
+                if again {
+                    let left = args.max_restarts - attempt;
+                    tell(&args, "restarting", None, &format!("all {} ranks, {left} times at most", args.ranks));
+                }
+            }
+        }
+    }
+    Ok(ExitCode::FAILURE)
+}
+
+enum Outcome {
+    Done,
+    Failed { rank: usize, why: String },
+    Stopped(i32),
+}
+
+struct Rank {
+    child: Child,
+    output: Vec<JoinHandle<()>>,
+    ended: Option<ExitStatus>,
+}
+
+/// One attempt: all ranks, until all have ended.
+fn job(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
+    let mut ranks = Vec::new();
+    for rank in 0..args.ranks {
+        match start(args, rank, attempt) {
+            Ok(started) => ranks.push(started),
+            Err(e) => {
+                end(&mut ranks, libc::SIGKILL);
+                return Err(format!("{}: {e}", args.program[0]).into());
+            }
+        }
+    }
+    let mut failed: Option<(usize, String, Instant)> = None;
+    let mut stopped: Option<(i32, Instant)> = None;
+    let grace = Duration::try_from_secs_f64(args.grace)?;
+    loop {
+        for (rank, r) in ranks.iter_mut().enumerate() {
+            if r.ended.is_none()
+                && let Some(status) = r.child.try_wait()?
+            {
+                r.ended = Some(status);
+                if !status.success() && failed.is_none() && stopped.is_none() {
+                    failed = Some((rank, reason(status), Instant::now()));
+                }
+            }
+        }
+        if ranks.iter().all(|r| r.ended.is_some()) {
+            break;
+        }
+        let signal = SIGNAL.swap(0, Ordering::Relaxed);
+        if signal != 0 {
+            end(&mut ranks, signal);
+            stopped.get_or_insert((signal, Instant::now()));
+        }
+        // Survivors learn of the loss by themselves; who does not is asked, then ended.
+        let since = failed.as_ref().map(|f| f.2).or(stopped.map(|s| s.1));
+        match since.map(|at| at.elapsed()) {
+            Some(waited) if waited > 2 * grace => end(&mut ranks, libc::SIGKILL),
+            Some(waited) if waited > grace => end(&mut ranks, libc::SIGTERM),
+            _ => {}
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // All that was said comes before what is said of it.
+    ranks.into_iter().flat_map(|r| r.output).for_each(|thread| drop(thread.join()));
+    Ok(match (stopped, failed) {
+        (Some((signal, _)), _) => Outcome::Stopped(signal),
+        (None, Some((rank, why, _))) => Outcome::Failed { rank, why },
+        (None, None) => Outcome::Done,
+    })
+}
+
+fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let mut command = Command::new(&args.program[0]);
+    command.args(&args.program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (name, number) in [
+        ("KILN_RANK", rank),
+        ("KILN_WORLD", args.ranks),
+        ("KILN_LOCAL_RANK", rank),
+        ("KILN_LOCAL_WORLD", args.ranks),
+        ("KILN_RESTART", attempt as usize),
+    ] {
+        command.env(name, number.to_string());
+    }
+    command.env("KILN_JOB", format!("launch-{}-{attempt}", std::process::id()));
+    if std::env::var_os("KILN_THREADS").is_none() {
+        command.env("KILN_THREADS", (cores / args.ranks).max(1).to_string());
+    }
+    if let Some(folder) = &args.flight {
+        command.env("KILN_FLIGHT", folder);
+    }
+    let launcher = std::process::id();
+    // SAFETY: between fork and exec only prctl and getppid are called, which are safe to call there.
+    unsafe {
+        command.pre_exec(move || {
+            // No rank outlives the launcher, whatever ends it.
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+            if libc::getppid() as u32 != launcher {
+                return Err(std::io::Error::other("the launcher has ended"));
+            }
+            Ok(())
+        });
+    }
+    let mut child = command.spawn()?;
+    let mut output = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        output.push(prefixed(rank, args.ranks, stdout, std::io::stdout));
+    }
+    if let Some(stderr) = child.stderr.take() {
+        output.push(prefixed(rank, args.ranks, stderr, std::io::stderr));
+    }
+    Ok(Rank { child, output, ended: None })
+}
+
+/// Passes lines on, each with its rank before it.
+fn prefixed<W: Write>(
+    rank: usize,
+    ranks: usize,
+    from: impl Read + Send + 'static,
+    to: fn() -> W,
+) -> JoinHandle<()> {
+    let width = (ranks - 1).to_string().len();
+    std::thread::spawn(move || {
+        let mut from = BufReader::new(from);
+        let mut line = Vec::new();
+        while from.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+            if line.last() != Some(&b'\n') {
+                line.push(b'\n');
+            }
+            // One write a line, so that lines of different ranks do not mix.
+            let whole = [format!("[{rank:>width$}] ").as_bytes(), &line].concat();
+            let _ = to().write_all(&whole);
+            line.clear();
+        }
+    })
+}
+
+/// Sends a signal to every rank that has not ended.
+fn end(ranks: &mut [Rank], signal: i32) {
+    for rank in ranks.iter().filter(|r| r.ended.is_none()) {
+        // SAFETY: a plain system call; the child has not been waited for, so the number is still its own.
+        unsafe { libc::kill(rank.child.id() as i32, signal) };
+    }
+}
+
+fn reason(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (None, Some(signal)) => format!("was killed by signal {signal}"),
+        (None, None) => "ended".into(),
+    }
+}
+
+fn tell(args: &Args, event: &str, rank: Option<usize>, detail: &str) {
+    match (args.json, rank) {
+        (true, _) => eprintln!("{}", json!({ "event": event, "rank": rank, "detail": detail })),
+        (false, Some(rank)) => eprintln!("kiln launch: rank {rank} {detail}"),
+        (false, None) => eprintln!("kiln launch: {event} {detail}"),
+    }
+}
