@@ -174,7 +174,7 @@ fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
 }
 
 /// Passes lines on, each with its rank before it.
-fn prefixed<W: Write>(
+fn prefixed<W: Write + 'static>(
     rank: usize,
     ranks: usize,
     from: impl Read + Send + 'static,
