@@ -21,8 +21,13 @@ pub mod ir {
 
 /// The device trait and its decorators, for those who write a device or a tool.
 pub mod device {
-    pub use kiln_cpu::{host, reference};
+    pub use kiln_cpu::{Cpu, host, reference};
     pub use kiln_device::*;
+}
+
+/// The fusion engine, for those who write a fuser or a device.
+pub mod fuse {
+    pub use kiln_fuse::*;
 }
 
 /// Layers and optimisers.
