@@ -132,6 +132,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     println!("{}", plans.lock().unwrap());
     assert!(plans.lock().unwrap().contains("expmul of 2: exp mul"));
     println!("{:?}", cpu.fusion());
-    assert_eq!((cpu.fusion().planned, cpu.fusion().fallbacks), (1, 0));
+    // The first window frees nothing of a round before; the others are alike.
+    assert_eq!((cpu.fusion().planned, cpu.fusion().fallbacks), (2, 0));
     Ok(())
 }

@@ -13,7 +13,8 @@ fn chains_fuse_and_recur() {
         let x = Tensor::from_vec(numbers.clone(), [3], device);
         let y = x.exp().neg().tanh();
         // Two use `y`: the chain must end there.
-        (&y + y.sin().cos()).to_vec::<f32>().unwrap()
+        let z = &y + y.sin().cos();
+        z.to_vec::<f32>().unwrap()
     };
     let want = step(&Device::reference());
     for _ in 0..5 {
