@@ -14,7 +14,7 @@ mod readme;
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  check          format, dependencies, lints, tests, examples, documentation, CONTRIBUTING's guide, README
+  check          format, dependencies, lints, tests, examples, a device outside, documentation, CONTRIBUTING's guide, README
   check --fast   format, dependencies, lints, tests
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
   bench          the benchmarks of kiln-tensor";
@@ -64,6 +64,10 @@ fn check_rest() -> Result<(), String> {
         run.arg(&name).env("KILN_EXAMPLE_STEPS", EXAMPLE_STEPS);
         step(&format!("example {name}"), run)?;
     }
+    // A device outside the workspace; it shares the folder of built crates.
+    let mut toy = cargo("test -q --manifest-path examples/toy-device/Cargo.toml");
+    toy.env("CARGO_TARGET_DIR", root().join("target"));
+    step("toy device", toy)?;
     let mut doc = cargo("doc --workspace --no-deps");
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step("doc", doc)?;

@@ -391,6 +391,16 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
     fn place(&self) -> Place {
         self.batch.place
     }
+
+    fn read(&self, id: Id) -> Result<Data, Error> {
+        self.shared.kernels.download(self.get(id).ok_or(Error::UnknownValue(id))?)
+    }
+
+    fn write(&mut self, id: Id, data: Data) -> Result<(), Error> {
+        let value = self.shared.kernels.upload(&data, self.batch.place)?;
+        self.put(id, value);
+        Ok(())
+    }
 }
 
 fn freed(item: &Item) -> Option<Id> {

@@ -1,7 +1,7 @@
 //! The contract between the engine, those who fuse, and the device that executes.
 
 use crate::Window;
-use kiln_device::{Error, Place};
+use kiln_device::{Data, Error, Place};
 use kiln_ir::{Id, Node};
 use std::sync::Arc;
 
@@ -92,4 +92,14 @@ pub trait Handles<V> {
 
     /// Where new values live.
     fn place(&self) -> Place;
+
+    /// A value's content on the host: for fusers that know nothing of the device's own form of values.
+    fn read(&self, id: Id) -> Result<Data, Error> {
+        Err(Error::UnknownValue(id))
+    }
+
+    /// Defines a value from host data: the other half of [`Handles::read`].
+    fn write(&mut self, id: Id, _data: Data) -> Result<(), Error> {
+        Err(Error::UnknownValue(id))
+    }
 }

@@ -58,6 +58,10 @@ struct Made {
     walks: u32,
 }
 
+/// Nodes that a walk looks at before it gives up. A way that long is one between things far apart, which gain little
+/// by running together.
+const WALK: usize = 512;
+
 /// What a mark means: in the set, seen by the walk, tried.
 const SET: usize = 0;
 const SEEN: usize = 1;
@@ -107,11 +111,13 @@ impl Made {
         self.reaches_none(at, low, high, true) && self.reaches_none(at, low, high, false)
     }
 
-    /// Whether no way of at least one node outside the set leads from `at` to the set, forward or backward.
+    /// Whether no way of at least one node outside the set leads from `at` to the set, forward or backward. No also
+    /// where that takes too long to tell.
     fn reaches_none(&mut self, at: usize, low: usize, high: usize, forward: bool) -> bool {
         self.walks += 1;
         let (set, seen) = (self.mark, self.walks);
         let mut places: SmallVec<[usize; 32]> = SmallVec::new();
+        let mut looks = 0;
         let next = if forward { &self.feeds[at] } else { &self.needs[at] };
         places.extend(next.iter().copied().filter(|&to| to != at && self.marks[to][SET] != set));
         while let Some(from) = places.pop() {
@@ -126,12 +132,18 @@ impl Made {
                     continue;
                 }
                 self.marks[from][SEEN] = seen;
+                looks += 1;
+                if looks > WALK {
+                    return false;
+                }
                 let next = if forward { &self.feeds[from] } else { &self.needs[from] };
                 for &to in next {
                     if self.marks[to][SET] == set || to == at {
                         return false;
                     }
-                    places.push(to);
+                    if self.marks[to][SEEN] != seen {
+                        places.push(to);
+                    }
                 }
             }
         }

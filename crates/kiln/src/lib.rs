@@ -31,6 +31,11 @@ pub mod remote {
     pub use kiln_remote::*;
 }
 
+/// The fusion engine, for those who write a fuser or a device.
+pub mod fuse {
+    pub use kiln_fuse::*;
+}
+
 /// Layers and optimisers.
 pub mod nn {
     pub use kiln_nn::*;

@@ -4,7 +4,7 @@
 //! numbered as they are made. A leaf is handed to the hook as soon as its last contribution is recorded, before the
 //! walk goes on, so that its consumer can start work meanwhile.
 
-use crate::tape::{self, Leaf, Link, Recorder, Rule, Saved, Step};
+use crate::tape::{self, Leaf, Link, Number, Recorder, Rule, Saved, Step};
 use crate::{Device, Tensor};
 use kiln_device::Origin;
 use kiln_ir::{Binary, Op, Scalar, V};
@@ -21,7 +21,7 @@ impl Tensor {
     #[track_caller]
     pub fn requires_grad(self) -> Tensor {
         assert!(self.dtype().is_float(), "requires_grad: only floats have gradients, not {}", self.dtype());
-        let leaf = Arc::new(Leaf { id: tape::number() });
+        let leaf = Arc::new(Leaf { id: tape::leaf_number() });
         Tensor { value: self.value, link: Some(Link::Leaf(leaf)) }
     }
 
@@ -83,7 +83,7 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
 #[derive(Default)]
 pub struct Gradients {
     leaves: FxHashMap<u64, Tensor>,
-    steps: FxHashMap<(u64, u32), Tensor>,
+    steps: FxHashMap<(Number, u32), Tensor>,
 }
 
 impl Gradients {
@@ -206,6 +206,7 @@ impl<'a> Backward<'a> {
                     _ => None,
                 })
                 .collect(),
+            recorder: Recorder::new(self.root.value.device(), Origin::here(), []),
             done: Gradients::default(),
         };
         let walked = tape::with_grad(self.track, || {
@@ -228,12 +229,13 @@ struct Walk<'a> {
     /// Steps to visit, the latest on top.
     heap: BinaryHeap<Visit>,
     /// Gradients so far of the results of steps in the heap.
-    grads: FxHashMap<u64, SmallVec<[Option<Tensor>; 1]>>,
-    /// How many more contributions each leaf gets.
+    grads: FxHashMap<Number, SmallVec<[Option<Tensor>; 1]>>,
+    /// How many more contributions each leaf gets; counted only where a hook waits for the last.
     waiting: FxHashMap<u64, usize>,
     /// Steps whose contributions are in `waiting`.
-    counted: FxHashSet<u64>,
-    wanted: Vec<(u64, u32)>,
+    counted: FxHashSet<Number>,
+    wanted: Vec<(Number, u32)>,
+    recorder: Recorder,
     done: Gradients,
 }
 
@@ -259,6 +261,9 @@ impl Eq for Visit {}
 impl Walk<'_> {
     /// Counts the contributions that every leaf reachable from `root` will get.
     fn expect(&mut self, root: &Link) {
+        if self.hook.is_none() {
+            return;
+        }
         let mut links = vec![root];
         while let Some(link) = links.pop() {
             match link {
@@ -295,13 +300,16 @@ impl Walk<'_> {
     fn slots(&mut self, step: &Arc<Step>) -> &mut SmallVec<[Option<Tensor>; 1]> {
         self.grads.entry(step.number).or_insert_with(|| {
             self.heap.push(Visit(step.clone()));
-            smallvec::smallvec![None; step.outs.len()]
+            smallvec::smallvec![None; step.metas.outs()]
         })
     }
 
     /// One contribution fewer to wait for; a leaf's last one fires the hook. A step is visited even if nothing was
     /// contributed to it, because the leaves below it count on it.
     fn settle(&mut self, link: &Link) {
+        if self.hook.is_none() {
+            return;
+        }
         let leaf = match link {
             Link::Leaf(leaf) => leaf,
             Link::Step(step, _) => {
@@ -351,7 +359,7 @@ impl Walk<'_> {
                 for (i, gradient) in gradients.into_iter().enumerate() {
                     let Some(link) = &step.links[i] else { continue };
                     if let Some(gradient) = gradient {
-                        let want = step.ins[i];
+                        let want = step.metas.operand(i);
                         if gradient.meta() != want {
                             return Err(format!(
                                 "a custom derivative gave {} for an operand of {want}",
@@ -387,25 +395,38 @@ impl Walk<'_> {
     ) -> Result<(), String> {
         let saved = self.saved(step)?;
         let origin = Origin { backward: true, ..step.origin };
-        let recorder = Recorder::new(step.device.clone(), origin, []);
-        let grads: SmallVec<[Option<V<'_>>; 1]> = grads
-            .into_iter()
-            .zip(&step.outs)
-            .map(|(grad, meta)| grad.map(|grad| V::new(&recorder, recorder.push(Some(grad), *meta))))
+        let mut recorder = std::mem::replace(&mut self.recorder, Recorder::new(step.device, origin, []));
+        recorder.reset(step.device, origin);
+        self.contributions(step, op, grads, saved, &recorder);
+        self.recorder = recorder;
+        Ok(())
+    }
+
+    fn contributions(
+        &mut self,
+        step: &Arc<Step>,
+        op: &Op,
+        grads: SmallVec<[Option<Tensor>; 1]>,
+        saved: Saved,
+        recorder: &Recorder,
+    ) {
+        let (operands, results) = (step.links.len(), step.metas.outs());
+        let grads: SmallVec<[Option<V<'_>>; 1]> = (grads.into_iter().enumerate())
+            .map(|(i, grad)| grad.map(|g| V::new(recorder, recorder.push(Some(g), step.metas.result(i)))))
             .collect();
-        let ins: SmallVec<[V<'_>; 3]> = (saved.ins.into_iter().enumerate())
-            .map(|(i, value)| {
-                let tensor = value.map(|value| Tensor { value, link: step.links[i].clone() });
-                V::new(&recorder, recorder.push(tensor, step.ins[i]))
-            })
-            .collect();
-        let outs: SmallVec<[V<'_>; 1]> = (saved.outs.into_iter().enumerate())
-            .map(|(i, value)| {
-                let tensor =
-                    value.map(|value| Tensor { value, link: Some(Link::Step(step.clone(), i as u32)) });
-                V::new(&recorder, recorder.push(tensor, step.outs[i]))
-            })
-            .collect();
+        let mut saved = saved.into_iter().peekable();
+        let mut next = |i: usize| saved.next_if(|(at, _)| *at == i as u32).map(|(_, value)| value);
+        let mut ins: SmallVec<[V<'_>; 3]> = SmallVec::new();
+        for i in 0..operands {
+            let tensor = next(i).map(|value| Tensor { value, link: step.links[i].clone() });
+            ins.push(V::new(recorder, recorder.push(tensor, step.metas.operand(i))));
+        }
+        let mut outs: SmallVec<[V<'_>; 1]> = SmallVec::new();
+        for i in 0..results {
+            let link = || Some(Link::Step(step.clone(), i as u32));
+            let tensor = next(operands + i).map(|value| Tensor { value, link: link() });
+            outs.push(V::new(recorder, recorder.push(tensor, step.metas.result(i))));
+        }
         let rule = kiln_grad::Rule { grads: &grads, ins: &ins, outs: &outs };
         for (i, link) in step.links.iter().enumerate() {
             let Some(link) = link else { continue };
@@ -414,7 +435,6 @@ impl Walk<'_> {
             }
             self.settle(link);
         }
-        Ok(())
     }
 
     fn saved(&self, step: &Step) -> Result<Saved, String> {

@@ -1,10 +1,10 @@
 //! Derivatives of the user's own making: `custom_grad`, and `checkpoint`, which recomputes instead of keeping.
 
 use crate::random;
-use crate::tape::{self, CustomRule, Link, Rule, Saved, Step};
+use crate::tape::{self, CustomRule, Link, Metas, Rule, Saved, Step};
 use crate::{Gradients, Tensor};
 use kiln_device::Origin;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::sync::{Arc, Mutex};
 
 /// The result of `f`, of which nothing inside is kept for backward: it runs once more there. Random numbers are drawn
@@ -29,7 +29,7 @@ pub fn checkpoint(x: &Tensor, f: impl Fn(&Tensor) -> Tensor + Send + Sync + 'sta
     let links = frontier(link, x.link.as_ref());
     let x = x.clone();
     let again = Box::new(move || random::with_generator(generator.clone(), || f(&x)));
-    attach_rule(links, y.detach(), Rule::Again(again), origin)
+    attach_rule(links, &[], y.detach(), Rule::Again(again), origin)
 }
 
 /// `y`, with `derivative` giving the gradients of `inputs` (in order; `None` for none) from the gradient of `y`. Compute
@@ -66,23 +66,22 @@ pub(crate) fn attach(inputs: &[&Tensor], y: Tensor, rule: CustomRule) -> Tensor 
     if !tape::is_grad_enabled() || links.iter().all(Option::is_none) {
         return y.detach();
     }
-    let mut y = attach_rule(links, y.detach(), Rule::Custom(rule), Origin::here());
-    if let Some(Link::Step(step, _)) = &mut y.link
-        && let Some(step) = Arc::get_mut(step)
-    {
-        step.ins = inputs.iter().map(|t| t.meta()).collect();
-    }
-    y
+    attach_rule(links, inputs, y.detach(), Rule::Custom(rule), Origin::here())
 }
 
-fn attach_rule(links: SmallVec<[Option<Link>; 2]>, y: Tensor, rule: Rule, origin: Origin) -> Tensor {
+fn attach_rule(
+    links: SmallVec<[Option<Link>; 2]>,
+    inputs: &[&Tensor],
+    y: Tensor,
+    rule: Rule,
+    origin: Origin,
+) -> Tensor {
     let step = Step {
-        number: tape::number(),
+        number: tape::number(&links),
         rule,
         links,
-        ins: SmallVec::new(),
-        outs: smallvec![y.meta()],
-        device: y.device(),
+        metas: Metas::new(inputs, std::slice::from_ref(&y.value)),
+        device: y.value.device(),
         origin,
         saved: Mutex::new(Some(Saved::default())),
     };

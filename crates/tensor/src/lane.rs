@@ -51,7 +51,7 @@ struct State {
 }
 
 thread_local! {
-    static LANES: RefCell<Lanes> = const { RefCell::new(Lanes(Vec::new())) };
+    static LANES: Lanes = const { Lanes { all: RefCell::new(Vec::new()), freed: RefCell::new(Vec::new()) } };
     /// The lane used last; nothing once the thread's lanes are closed.
     static LAST: Cell<Option<&'static Lane>> = const { Cell::new(None) };
 }
@@ -59,13 +59,22 @@ thread_local! {
 /// Lanes whose threads have ended.
 static CLOSED: Mutex<Vec<&'static Lane>> = Mutex::new(Vec::new());
 
+/// Values that wait to be freed at most.
+const MOST_FREED: usize = 1024;
+
 /// A thread's lanes; sealed when the thread ends.
-struct Lanes(Vec<&'static Lane>);
+struct Lanes {
+    all: RefCell<Vec<&'static Lane>>,
+    /// Values that this thread dropped since it last locked the lane it used last; their frees go there.
+    freed: RefCell<Vec<Id>>,
+}
 
 impl Drop for Lanes {
     fn drop(&mut self) {
-        LAST.set(None);
-        self.0.iter().for_each(|lane| lane.close());
+        if let Some(lane) = LAST.take() {
+            lane.lock().free(self.freed.get_mut());
+        }
+        self.all.get_mut().iter().for_each(|lane| lane.close());
     }
 }
 
@@ -97,9 +106,18 @@ impl Lane {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
+    /// Locks it, with what this thread freed meanwhile in it if it is the lane used last.
+    fn lock_own(&self) -> MutexGuard<'_, State> {
+        let mut state = self.lock();
+        if LAST.get().is_some_and(|last| std::ptr::eq(last, self)) {
+            let _ = LANES.try_with(|lanes| state.free(&mut lanes.freed.borrow_mut()));
+        }
+        state
+    }
+
     /// Submits everything that waits.
     fn seal(&self, urgency: Urgency) {
-        let state = self.lock();
+        let state = self.lock_own();
         let end = state.next;
         self.seal_to(state, end, urgency);
         if !self.device.orphans().is_empty() {
@@ -157,6 +175,18 @@ impl State {
         self.items.push(item);
         self.origins.push(origin);
         self.next += 1;
+    }
+
+    /// Puts the frees of `ids` behind what is there, in the order in which the values were named: maps of tensors are
+    /// dropped in any order, and a recurring step must look the same.
+    fn free(&mut self, ids: &mut Vec<Id>) {
+        match ids.len() {
+            0 => return,
+            1 => {}
+            _ => ids.sort_unstable(),
+        }
+        let origin = self.origins.last().copied().unwrap_or_else(Origin::here);
+        ids.drain(..).for_each(|id| self.push(Item::Free(id), origin));
     }
 
     /// A name that no other value of this process has.
@@ -220,7 +250,7 @@ impl Lane {
             }
         }
         let mut released = Vec::new();
-        let mut state = self.lock();
+        let mut state = self.lock_own();
         if state.marked {
             state.marked = false;
             let end = state.next;
@@ -267,17 +297,33 @@ pub(crate) fn write(device: &Device, data: kiln_device::Data) -> Arc<Value> {
 pub(crate) fn free(id: Id, lane: &'static Lane, last: u64) {
     // While its own lane still uses it, the free must follow there; afterwards any lane will do.
     let target = if last >= lane.submitted() { Some(lane) } else { own_lane(&lane.device) };
-    if let Some(target) = target {
-        let mut state = target.lock();
-        if !target.closed.load(Ordering::Acquire) {
-            let origin = state.origins.last().copied().unwrap_or_else(Origin::here);
-            state.push(Item::Free(id), origin);
-            return;
-        }
+    let Some(target) = target else { return lane.device.orphans().push(id) };
+    if LAST.get().is_some_and(|last| std::ptr::eq(last, target)) {
+        let waiting = LANES.try_with(|lanes| {
+            let mut freed = lanes.freed.borrow_mut();
+            freed.push(id);
+            freed.len() < MOST_FREED
+        });
+        return match waiting {
+            Ok(true) => {}
+            Ok(false) => drop(target.lock_own()),
+            Err(_) => lane.device.orphans().push(id),
+        };
+    }
+    let mut state = target.lock();
+    if target.closed.load(Ordering::Acquire) {
         let end = state.next;
         target.seal_to(state, end, Urgency::Background);
+        lane.device.orphans().push(id);
+    } else {
+        let origin = state.origins.last().copied().unwrap_or_else(Origin::here);
+        state.push(Item::Free(id), origin);
     }
-    lane.device.orphans().push(id);
+}
+
+/// `device` as this thread's lane has it, for as long as the process lives.
+pub(crate) fn own(device: &Device) -> &'static Device {
+    with_lane(device, |lane| &lane.device)
 }
 
 /// This thread's lane for `device`, if it has one.
@@ -285,9 +331,8 @@ fn own_lane(device: &Device) -> Option<&'static Lane> {
     if let Some(lane) = LAST.get().filter(|lane| lane.device == *device) {
         return Some(lane);
     }
-    let find = |lanes: &RefCell<Lanes>| {
-        lanes.try_borrow().ok()?.0.iter().copied().find(|lane| lane.device == *device)
-    };
+    let find =
+        |lanes: &Lanes| lanes.all.try_borrow().ok()?.iter().copied().find(|lane| lane.device == *device);
     LANES.try_with(find).ok().flatten()
 }
 
@@ -311,7 +356,7 @@ pub(crate) fn seal_background(device: &Device) {
 
 /// The next node starts a new batch.
 pub(crate) fn mark(device: &Device) {
-    with_lane(device, |lane| lane.lock().marked = true);
+    with_lane(device, |lane| lane.lock_own().marked = true);
 }
 
 /// Sets where values live until the guard is dropped.
@@ -345,7 +390,11 @@ fn with_lane<T>(device: &Device, f: impl FnOnce(&'static Lane) -> T) -> T {
 #[cold]
 fn with_other_lane<T>(device: &Device, f: impl FnOnce(&'static Lane) -> T) -> T {
     let lane = LANES.try_with(|lanes| {
-        let lanes = &mut lanes.borrow_mut().0;
+        // What was freed belongs to the lane used so far.
+        if let Some(last) = LAST.take() {
+            last.lock().free(&mut lanes.freed.borrow_mut());
+        }
+        let lanes = &mut lanes.all.borrow_mut();
         lanes.iter().copied().find(|lane| lane.device == *device).unwrap_or_else(|| {
             lanes.push(Lane::open(device));
             lanes[lanes.len() - 1]

@@ -8,7 +8,7 @@ use kiln_device::Origin;
 use kiln_ir::{Build, Meta, Op};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Where a tensor's gradient goes.
@@ -27,24 +27,67 @@ pub(crate) struct Leaf {
 
 /// A recorded operation on tracked tensors.
 pub(crate) struct Step {
-    /// Steps are numbered as they are made, so that a step's operands have smaller numbers.
-    pub number: u64,
+    /// A step's number is above those of its operands, and of what its thread made before.
+    pub number: Number,
     pub rule: Rule,
     pub links: SmallVec<[Option<Link>; 2]>,
-    pub ins: SmallVec<[Meta; 2]>,
-    pub outs: SmallVec<[Meta; 1]>,
-    pub device: Device,
+    pub metas: Metas,
+    pub device: &'static Device,
     pub origin: Origin,
-    /// Operands and then results whose values the rule uses; taken by the first backward that does not keep them.
+    /// What the rule uses; taken by the first backward that does not keep it.
     pub saved: Mutex<Option<Saved>>,
 }
 
-/// A step's kept values: `None` where the rule does not use one.
-#[derive(Clone, Default)]
-pub(crate) struct Saved {
-    pub ins: SmallVec<[Option<Arc<Value>>; 2]>,
-    pub outs: SmallVec<[Option<Arc<Value>>; 1]>,
+/// Names a step, and orders it after its operands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub(crate) struct Number {
+    clock: u64,
+    thread: u32,
 }
+
+/// The metas of a step's operands and results.
+pub(crate) enum Metas {
+    /// One result, and operands that all are like it.
+    Same(Meta),
+    /// Operands and then results; how many operands there are.
+    Each(Box<[Meta]>, usize),
+}
+
+impl Metas {
+    pub fn new(ins: &[&Tensor], outs: &[Arc<Value>]) -> Metas {
+        let first = outs[0].meta;
+        if outs.len() == 1 && ins.iter().all(|t| t.value.meta == first) {
+            return Metas::Same(first);
+        }
+        let outs = outs.iter().map(|v| v.meta);
+        Metas::Each(ins.iter().map(|t| t.value.meta).chain(outs).collect(), ins.len())
+    }
+
+    /// How many results there are.
+    pub fn outs(&self) -> usize {
+        match self {
+            Metas::Same(_) => 1,
+            Metas::Each(all, ins) => all.len() - ins,
+        }
+    }
+
+    pub fn operand(&self, i: usize) -> Meta {
+        match self {
+            Metas::Same(meta) => *meta,
+            Metas::Each(all, _) => all[i],
+        }
+    }
+
+    pub fn result(&self, i: usize) -> Meta {
+        match self {
+            Metas::Same(meta) => *meta,
+            Metas::Each(all, ins) => all[ins + i],
+        }
+    }
+}
+
+/// A step's kept values: operands and then results, each with its place among them.
+pub(crate) type Saved = SmallVec<[(u32, Arc<Value>); 2]>;
 
 /// How a step's gradients are made.
 pub(crate) enum Rule {
@@ -84,9 +127,30 @@ pub(crate) fn with_grad<T>(enabled: bool, f: impl FnOnce() -> T) -> T {
     f()
 }
 
-pub(crate) fn number() -> u64 {
+/// A number for a leaf, its own in the process.
+pub(crate) fn leaf_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// A number above those of the steps behind `links`. It is no other step's: a thread's numbers ascend.
+pub(crate) fn number(links: &[Option<Link>]) -> Number {
+    thread_local! {
+        static LAST: Cell<Number> = const { Cell::new(Number { clock: 0, thread: 0 }) };
+    }
+    static THREADS: AtomicU32 = AtomicU32::new(1);
+    let mut last = LAST.get();
+    if last.thread == 0 {
+        last.thread = THREADS.fetch_add(1, Ordering::Relaxed);
+    }
+    for link in links.iter().flatten() {
+        if let Link::Step(step, _) = link {
+            last.clock = last.clock.max(step.number.clock);
+        }
+    }
+    last.clock += 1;
+    LAST.set(last);
+    last
 }
 
 /// Makes the step of an operation that has just been recorded, and its results as tensors.
@@ -96,39 +160,9 @@ pub(crate) fn track(
     values: SmallVec<[Arc<Value>; 2]>,
     origin: Origin,
 ) -> SmallVec<[Tensor; 2]> {
-    let metas: SmallVec<[Meta; 2]> = ins.iter().map(|t| t.value.meta).collect();
-    let outs: SmallVec<[Meta; 1]> = values.iter().map(|v| v.meta).collect();
-    let mut links: SmallVec<[Option<Link>; 2]> = SmallVec::with_capacity(ins.len());
-    let mut kept = 0;
-    for (i, t) in ins.iter().enumerate() {
-        let flows = t.link.is_some() && !matches!(kiln_grad::flow(&op, i), kiln_grad::Flow::None(_));
-        links.push(if flows { t.link.clone() } else { None });
-        if flows {
-            kept |= kiln_grad::saves(&op, &metas, &outs, i);
-        }
-    }
-    if links.iter().all(Option::is_none) || !outs.iter().any(|m| m.dtype.is_float()) {
+    let Some(step) = step(op, ins, &values, origin) else {
         return values.into_iter().map(|value| Tensor { value, link: None }).collect();
-    }
-    let saved = Saved {
-        ins: ins.iter().enumerate().map(|(i, t)| (kept >> i & 1 == 1).then(|| t.value.clone())).collect(),
-        outs: values
-            .iter()
-            .enumerate()
-            .map(|(i, v)| (kept >> (32 + i) & 1 == 1).then(|| v.clone()))
-            .collect(),
     };
-    let device = values[0].device().clone();
-    let step = Arc::new(Step {
-        number: number(),
-        rule: Rule::Op(op),
-        links,
-        ins: metas,
-        outs,
-        device,
-        origin,
-        saved: Mutex::new(Some(saved)),
-    });
     values
         .into_iter()
         .enumerate()
@@ -139,36 +173,123 @@ pub(crate) fn track(
         .collect()
 }
 
+/// Like [`track`], for an operation with one result.
+pub(crate) fn track_one(op: Op, ins: &[&Tensor], value: Arc<Value>, origin: Origin) -> Tensor {
+    let link = step(op, ins, std::slice::from_ref(&value), origin).map(|step| Link::Step(step, 0));
+    Tensor { value, link }
+}
+
+/// The step of an operation; nothing if no gradient flows through it.
+fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Option<Arc<Step>> {
+    if !values.iter().any(|v| v.meta.dtype.is_float()) {
+        return None;
+    }
+    let mut links: SmallVec<[Option<Link>; 2]> = SmallVec::with_capacity(ins.len());
+    let mut kept = 0;
+    let mut any = false;
+    for (i, t) in ins.iter().enumerate() {
+        let flows = t.link.is_some() && !matches!(kiln_grad::flow(&op, i), kiln_grad::Flow::None(_));
+        links.push(if flows { t.link.clone() } else { None });
+        if flows {
+            any = true;
+            kept |= saves(&op, ins, values, i);
+        }
+    }
+    if !any {
+        return None;
+    }
+    let mut saved = Saved::new();
+    if kept != 0 {
+        let all = ins.iter().map(|t| &t.value).chain(values);
+        let bit = |i: usize| if i < ins.len() { i } else { 32 + i - ins.len() };
+        saved.extend(
+            all.enumerate()
+                .filter(|&(i, _)| kept == u64::MAX || bit(i) < 64 && kept >> bit(i) & 1 == 1)
+                .map(|(i, v)| (i as u32, v.clone())),
+        );
+    }
+    Some(Arc::new(Step {
+        number: number(&links),
+        rule: Rule::Op(op),
+        links,
+        metas: Metas::new(ins, values),
+        device: values[0].device(),
+        origin,
+        saved: Mutex::new(Some(saved)),
+    }))
+}
+
+fn saves(op: &Op, ins: &[&Tensor], values: &[Arc<Value>], i: usize) -> u64 {
+    // What elementwise rules use does not depend on metas.
+    if matches!(op, Op::Unary(_) | Op::Binary(_)) {
+        return kiln_grad::saves(op, &[], &[], i);
+    }
+    let metas: SmallVec<[Meta; 3]> = ins.iter().map(|t| t.value.meta).collect();
+    let outs: SmallVec<[Meta; 2]> = values.iter().map(|v| v.meta).collect();
+    kiln_grad::saves(op, &metas, &outs, i)
+}
+
 thread_local! {
     /// What steps that are being dropped on this thread held; nothing while none is.
     static ENDING: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
 }
 
 /// What a step holds that may hold other steps: links, and tensors that its rule captured.
-type Held = (SmallVec<[Option<Link>; 2]>, Option<Rule>);
+enum Held {
+    Links(SmallVec<[Option<Link>; 2]>),
+    Custom(#[allow(dead_code)] CustomRule),
+    Again(#[allow(dead_code)] Again),
+}
+
+impl Step {
+    /// Takes out what it holds that may hold other steps.
+    fn held(&mut self, mut take: impl FnMut(Held)) {
+        if self.links.iter().any(|link| matches!(link, Some(Link::Step(..)))) {
+            take(Held::Links(std::mem::take(&mut self.links)));
+        }
+        if !matches!(self.rule, Rule::Op(_)) {
+            match std::mem::replace(&mut self.rule, Rule::Op(Op::Select)) {
+                Rule::Op(_) => {}
+                Rule::Custom(rule) => take(Held::Custom(rule)),
+                Rule::Again(rule) => take(Held::Again(rule)),
+            }
+        }
+    }
+}
 
 /// Dropping a long chain of steps one inside the other would overflow the stack: the first one drops the rest in a loop.
 impl Drop for Step {
     fn drop(&mut self) {
-        let rule = match self.rule {
-            Rule::Op(_) => None,
-            Rule::Custom(_) | Rule::Again(_) => Some(std::mem::replace(&mut self.rule, Rule::Op(Op::Select))),
-        };
-        if rule.is_none() && !self.links.iter().any(|link| matches!(link, Some(Link::Step(..)))) {
+        let mut stack: SmallVec<[Held; 4]> = SmallVec::new();
+        self.held(|held| stack.push(held));
+        if stack.is_empty() {
             return;
         }
-        let mut held = Some((std::mem::take(&mut self.links), rule));
-        // Where the thread is ending there is no list, and what is held is dropped here.
+        // Inside another step's drop, that one's loop goes on with it. Where the thread is ending there is no list.
         let first = ENDING.try_with(|ending| match &mut *ending.borrow_mut() {
             Some(list) => {
-                list.extend(held.take());
+                list.extend(stack.drain(..));
                 false
             }
             none => none.insert(Vec::new()).is_empty(),
         });
-        while let Some(one) = held.take() {
-            drop(one);
-            held = ENDING.try_with(|ending| ending.borrow_mut().as_mut().and_then(Vec::pop)).ok().flatten();
+        while let Some(held) = stack.pop() {
+            match held {
+                Held::Links(links) => {
+                    for link in links.into_iter().flatten() {
+                        let Link::Step(mut step, _) = link else { continue };
+                        // The last holder empties it, so that its own drop has nothing to do.
+                        if let Some(step) = Arc::get_mut(&mut step) {
+                            step.held(|held| stack.push(held));
+                        }
+                    }
+                }
+                captured @ (Held::Custom(_) | Held::Again(_)) => drop(captured),
+            }
+            if stack.is_empty() {
+                let next = ENDING.try_with(|ending| ending.borrow_mut().as_mut().and_then(Vec::pop));
+                stack.extend(next.ok().flatten());
+            }
         }
         if first == Ok(true) {
             let _ = ENDING.try_with(|ending| ending.take());
@@ -178,7 +299,7 @@ impl Drop for Step {
 
 /// A builder whose values are tensors: what rules and lowerings write is recorded.
 pub(crate) struct Recorder {
-    device: Device,
+    device: &'static Device,
     origin: Origin,
     tensors: RefCell<Vec<Option<Tensor>>>,
     metas: RefCell<Vec<Meta>>,
@@ -193,7 +314,7 @@ struct Emitted {
 }
 
 impl Recorder {
-    pub fn new(device: Device, origin: Origin, given: impl IntoIterator<Item = Tensor>) -> Recorder {
+    pub fn new(device: &'static Device, origin: Origin, given: impl IntoIterator<Item = Tensor>) -> Recorder {
         let recorder = Recorder {
             device,
             origin,
@@ -208,11 +329,20 @@ impl Recorder {
         recorder
     }
 
+    /// Forgets everything but keeps its memory, and records for another line from now on.
+    pub fn reset(&mut self, device: &'static Device, origin: Origin) {
+        (self.device, self.origin) = (device, origin);
+        self.tensors.get_mut().clear();
+        self.metas.get_mut().clear();
+        self.emitted.get_mut().clear();
+    }
+
     /// Adds a value, or only its meta where the value is not kept.
     pub fn push(&self, tensor: Option<Tensor>, meta: Meta) -> u32 {
         self.tensors.borrow_mut().push(tensor);
-        self.metas.borrow_mut().push(meta);
-        self.metas.borrow().len() as u32 - 1
+        let mut metas = self.metas.borrow_mut();
+        metas.push(meta);
+        metas.len() as u32 - 1
     }
 
     pub fn tensor(&self, key: u32) -> Tensor {
@@ -228,7 +358,7 @@ impl Build for Recorder {
         }
         let operands: SmallVec<[Tensor; 3]> = ins.iter().map(|&key| self.tensor(key)).collect();
         let refs: SmallVec<[&Tensor; 3]> = operands.iter().collect();
-        let outs: SmallVec<[u32; 2]> = emit(op.clone(), &refs, &self.device, self.origin)
+        let outs: SmallVec<[u32; 2]> = emit(op.clone(), &refs, self.device, self.origin)
             .into_iter()
             .map(|tensor| {
                 let meta = tensor.meta();

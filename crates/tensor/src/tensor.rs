@@ -165,7 +165,7 @@ pub(crate) fn emit_one(op: Op, ins: &[&Tensor], device: &Device, origin: Origin)
         return Tensor { value: lane::record_one(device, op, ins, out, origin), link: None };
     }
     let value = lane::record_one(device, op.clone(), ins, out, origin);
-    tape::track(op, ins, smallvec::smallvec![value], origin).swap_remove(0)
+    tape::track_one(op, ins, value, origin)
 }
 
 fn is_tracked(ins: &[&Tensor]) -> bool {
@@ -188,7 +188,8 @@ fn unpacked(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> SmallVe
 /// What a device does not execute itself is recorded as primitives.
 #[track_caller]
 fn lowered(op: &Op, ins: &[&Tensor], device: &Device, origin: Origin) -> SmallVec<[Tensor; 2]> {
-    let recorder = tape::Recorder::new(device.clone(), origin, ins.iter().map(|t| (*t).clone()));
+    let device = ins.first().map_or_else(|| lane::own(device), |t| t.value.device());
+    let recorder = tape::Recorder::new(device, origin, ins.iter().map(|t| (*t).clone()));
     let keys: SmallVec<[V<'_>; 3]> = (0..ins.len()).map(|i| V::new(&recorder, i as u32)).collect();
     match kiln_ir::lower(op, &keys) {
         Some(outs) => outs.iter().map(|v| recorder.tensor(v.key())).collect(),

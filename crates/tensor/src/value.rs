@@ -19,7 +19,7 @@ pub(crate) struct Value {
 }
 
 impl Value {
-    pub fn device(&self) -> &Device {
+    pub fn device(&self) -> &'static Device {
         &self.lane.device
     }
 
