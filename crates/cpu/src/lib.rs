@@ -29,6 +29,9 @@ mod composite;
 mod fused;
 #[cfg(target_arch = "x86_64")]
 mod emit;
+#[cfg(not(target_arch = "x86_64"))]
+#[path = "emit/absent.rs"]
+mod emit;
 
 pub use cpu::{Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};

@@ -49,9 +49,6 @@ pub(super) fn assemble(lowered: &Lowered, listed: bool) -> Option<Assembled> {
     } else {
         return None;
     }
-    if lowered.stores.iter().any(|store| store.stream) {
-        body.asm.put(Ok(Instruction::with(Code::Sfence)));
-    }
     leave(&mut body, saved);
     let slots = body.slots as usize;
     body.asm.fill(frame, (slots * SLOT) as i32);

@@ -3,10 +3,12 @@
 
 use super::kernel::{kernel, splat};
 use super::pass::{Output, Pass};
+use crate::emit::{self, Code};
 use crate::reduction;
 use crate::tile::TILE;
 use kiln_ir::DType;
 use smallvec::SmallVec;
+use std::sync::Arc;
 
 /// Bytes of a scratch tile: any element, and whole cache lines.
 const SLOT: usize = TILE * 8;
@@ -14,6 +16,8 @@ const SLOT: usize = TILE * 8;
 /// A pass that can run.
 pub(super) struct Loop {
     pass: Pass,
+    /// The pass as machine code; what follows is for interpretation.
+    code: Option<Arc<Code>>,
     /// The dtype of each value.
     dtypes: Vec<DType>,
     /// The scratch tile of each value; inputs have one only if they are a single element.
@@ -65,12 +69,13 @@ impl Loop {
             slots[inputs + at] = take(&mut free);
             busy.push((last[inputs + at], slots[inputs + at]));
         }
-        Loop { pass, dtypes, slots, tiles, stored }
+        let code = emit::compile(&pass);
+        Loop { pass, code, dtypes, slots, tiles, stored }
     }
 
     /// Bytes of scratch that [`Loop::run`] needs.
     pub fn room(&self) -> usize {
-        self.tiles as usize * SLOT
+        if self.code.is_some() { 0 } else { self.tiles as usize * SLOT }
     }
 
     /// Runs over `len` elements. `addresses` are those of the inputs, then of the outputs.
@@ -82,8 +87,12 @@ impl Loop {
     /// [`Loop::room`] bytes, aligned to 8, and nobody else uses any of it.
     pub unsafe fn run(&self, addresses: &[*mut u8], len: usize, scratch: *mut u8) {
         debug_assert_eq!(addresses.len(), self.pass.inputs.len() + self.pass.outputs.len());
-        // SAFETY: promised by the caller.
-        unsafe { self.interpret(addresses, len, scratch) };
+        match &self.code {
+            // SAFETY: promised by the caller.
+            Some(code) => unsafe { code.run(addresses, len) },
+            // SAFETY: as above.
+            None => unsafe { self.interpret(addresses, len, scratch) },
+        }
     }
 
     /// # Safety
