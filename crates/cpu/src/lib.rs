@@ -29,9 +29,6 @@ mod composite;
 mod fused;
 #[cfg(target_arch = "x86_64")]
 mod emit;
-#[cfg(not(target_arch = "x86_64"))]
-#[path = "emit/absent.rs"]
-mod emit;
 
 pub use cpu::{Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};

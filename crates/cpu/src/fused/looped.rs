@@ -3,7 +3,6 @@
 
 use super::kernel::{kernel, splat};
 use super::pass::{Output, Pass};
-use crate::emit::{self, Code};
 use crate::reduction;
 use crate::tile::TILE;
 use kiln_ir::DType;
@@ -13,11 +12,29 @@ use std::sync::Arc;
 /// Bytes of a scratch tile: any element, and whole cache lines.
 const SLOT: usize = TILE * 8;
 
+#[cfg(target_arch = "x86_64")]
+use crate::emit::{Code, compile};
+
+/// Nothing here writes machine code.
+#[cfg(not(target_arch = "x86_64"))]
+enum Code {}
+
+#[cfg(not(target_arch = "x86_64"))]
+impl Code {
+    unsafe fn run(&self, _: &[*mut u8], _: usize) {
+        match *self {}
+    }
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn compile(_: &Pass) -> Option<Arc<Code>> {
+    None
+}
+
 /// A pass that can run.
 pub(super) struct Loop {
-    pass: Pass,
-    /// The pass as machine code; what follows is for interpretation.
     code: Option<Arc<Code>>,
+    pass: Pass,
     /// The dtype of each value.
     dtypes: Vec<DType>,
     /// The scratch tile of each value; inputs have one only if they are a single element.
@@ -69,8 +86,7 @@ impl Loop {
             slots[inputs + at] = take(&mut free);
             busy.push((last[inputs + at], slots[inputs + at]));
         }
-        let code = emit::compile(&pass);
-        Loop { pass, code, dtypes, slots, tiles, stored }
+        Loop { code: compile(&pass), pass, dtypes, slots, tiles, stored }
     }
 
     /// Bytes of scratch that [`Loop::run`] needs.
