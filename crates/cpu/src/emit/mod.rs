@@ -13,6 +13,8 @@ mod graph;
 mod lower;
 mod pages;
 mod symbol;
+#[doc(hidden)]
+pub mod trial;
 #[cfg(test)]
 mod tests;
 

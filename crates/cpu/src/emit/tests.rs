@@ -29,7 +29,7 @@ fn targets() -> Vec<Target> {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u64; 8]);
+struct Line(#[allow(dead_code)] [u64; 8]);
 
 /// Memory for elements, aligned for any store.
 #[derive(Clone)]
