@@ -28,7 +28,8 @@ mod convolution;
 mod composite;
 mod fused;
 #[cfg(target_arch = "x86_64")]
-mod emit;
+#[doc(hidden)]
+pub mod emit;
 
 pub use cpu::{Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};

@@ -1,6 +1,7 @@
 //! The compute pool of the process: `parallel(chunks, f)` runs `f(0..chunks)` on the caller and its workers.
 //!
-//! Chunks are claimed one by one from a counter, and the caller finishes whatever nobody claimed, so a preempted
+//! Chunks are claimed one by one, by the caller from the first on, by workers from the last on, so that in a step that
+//! recurs each core finds most of its data in its own cache. The caller finishes whatever nobody claimed, so a preempted
 //! worker delays only the chunk it holds. Called by kernels; a nested or second caller runs inline, which is why
 //! nothing here can deadlock. Results must not depend on who ran a chunk: index partials by chunk.
 //! Deliberately absent: queues, futures, stealing, priorities.
@@ -8,7 +9,7 @@
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 ///
 /// If a chunk panics, chunks not yet claimed are skipped and the first panic is resumed here.
 pub fn parallel(chunks: usize, f: &(dyn Fn(usize) + Sync)) {
-    let threads = if chunks <= 1 { 1 } else { threads() };
+    let threads = if chunks <= 1 || chunks > u32::MAX as usize { 1 } else { threads() };
     let workers = if threads <= 1 { None } else { POOL.try_own() };
     let Some(mut workers) = workers else {
         for chunk in 0..chunks {
@@ -62,7 +63,7 @@ static THREADS: AtomicUsize = AtomicUsize::new(0);
 
 static POOL: Pool = Pool {
     workers: Mutex::new(Vec::new()),
-    unclaimed: Line(AtomicUsize::new(0)),
+    unclaimed: Line(AtomicU64::new(0)),
     unfinished: Line(AtomicUsize::new(0)),
     job: UnsafeCell::new(None),
     panic: Mutex::new(None),
@@ -78,9 +79,9 @@ const SPIN: Duration = Duration::from_micros(50);
 struct Pool {
     /// Holding this lock is owning the pool; it is only ever tried, never waited for.
     workers: Mutex<Vec<Arc<Worker>>>,
-    /// Chunks not yet claimed. It is lowered only by compare-exchange from a non-zero value, so that a worker that
-    /// wakes late either claims a chunk of the job that is current then, or nothing: no job numbers are needed.
-    unclaimed: Line<AtomicUsize>,
+    /// The range of chunks not yet claimed. It shrinks only by compare-exchange while it is not empty, so that a worker
+    /// that wakes late either claims a chunk of the job that is current then, or nothing: no job numbers are needed.
+    unclaimed: Line<AtomicU64>,
     /// Chunks not yet finished and reported; the job lives until this is 0.
     unfinished: Line<AtomicUsize>,
     job: UnsafeCell<Option<Job>>,
@@ -90,15 +91,36 @@ struct Pool {
     finished: Condvar,
 }
 
-// SAFETY: `job` is the only field that is not Sync by itself. It is written by the owner of the pool while
-// `unclaimed` and `unfinished` are 0, and read only by a thread that holds an unreported claim.
+// SAFETY: `job` is the only field that is not Sync by itself. It is written by the owner of the pool while nothing is
+// unclaimed or unfinished, and read only by a thread that holds an unreported claim.
 unsafe impl Sync for Pool {}
 
 #[derive(Clone, Copy)]
 struct Job {
     /// Borrowed for the call of `Pool::run` that wrote it; the lifetime is erased.
     f: *const (dyn Fn(usize) + Sync),
-    chunks: usize,
+}
+
+/// The end of the range of unclaimed chunks that a thread claims from.
+#[derive(Clone, Copy)]
+enum End {
+    First,
+    Last,
+}
+
+/// The unclaimed chunks from `first` to before `end`, in one word.
+fn range(first: u32, end: u32) -> u64 {
+    (first as u64) << 32 | end as u64
+}
+
+/// First and end of a range.
+fn ends(range: u64) -> (u32, u32) {
+    ((range >> 32) as u32, range as u32)
+}
+
+fn is_empty(range: u64) -> bool {
+    let (first, end) = ends(range);
+    first == end
 }
 
 /// Keeps the two hot counters off each other's (adjacent) cache lines.
@@ -149,10 +171,10 @@ impl Pool {
             )
         };
         // SAFETY: the caller owns the pool and the previous job is over, so nobody reads `job` now.
-        unsafe { *self.job.get() = Some(Job { f, chunks }) };
+        unsafe { *self.job.get() = Some(Job { f }) };
         self.unfinished.0.store(chunks, Ordering::Relaxed);
         // SeqCst: either this thread sees `parked`, or the worker about to park sees the chunks.
-        self.unclaimed.0.store(chunks, Ordering::SeqCst);
+        self.unclaimed.0.store(range(0, chunks as u32), Ordering::SeqCst);
         for worker in helpers {
             if worker.parked.load(Ordering::SeqCst) {
                 worker.parked.store(false, Ordering::Relaxed);
@@ -161,14 +183,14 @@ impl Pool {
                 }
             }
         }
-        self.work();
+        self.work(End::First);
         self.wait();
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Claims and runs chunks until none is left. True if it ran any.
-    fn work(&self) -> bool {
-        let Some(mut left) = self.claim() else { return false };
+    fn work(&self, end: End) -> bool {
+        let Some(mut chunk) = self.claim(end) else { return false };
         // SAFETY: this thread holds a claim that it reports only at the end of this function, so the job and what
         // it borrows stay alive until then, and further claims are of the same job.
         let job = unsafe { (*self.job.get()).expect("a claim implies a job") };
@@ -176,14 +198,15 @@ impl Pool {
         let f = unsafe { &*job.f };
         let mut done = 0;
         loop {
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(job.chunks - left)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| f(chunk)));
             done += 1;
             if let Err(panic) = outcome {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);
-                done += self.unclaimed.0.swap(0, Ordering::AcqRel);
+                let (first, end) = ends(self.unclaimed.0.swap(0, Ordering::AcqRel));
+                done += (end - first) as usize;
             }
-            match self.claim() {
-                Some(next) => left = next,
+            match self.claim(end) {
+                Some(next) => chunk = next,
                 None => break,
             }
         }
@@ -196,10 +219,21 @@ impl Pool {
         true
     }
 
-    /// How many chunks were unclaimed, this one included.
-    fn claim(&self) -> Option<usize> {
-        let take = |left: usize| left.checked_sub(1);
-        self.unclaimed.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).ok()
+    /// The chunk at one end of those that are unclaimed.
+    fn claim(&self, from: End) -> Option<usize> {
+        let left = |(first, end): (u32, u32)| match from {
+            End::First => (first + 1, end),
+            End::Last => (first, end - 1),
+        };
+        let take = |unclaimed: u64| {
+            (!is_empty(unclaimed)).then(|| left(ends(unclaimed))).map(|(first, end)| range(first, end))
+        };
+        let before = self.unclaimed.0.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).ok()?;
+        let (first, end) = ends(before);
+        Some(match from {
+            End::First => first as usize,
+            End::Last => end as usize - 1,
+        })
     }
 
     /// Returns when all chunks are reported.
@@ -217,9 +251,9 @@ impl Pool {
     }
 
     fn serve(&self, own: &Worker) {
-        let available = || own.index + 1 < threads() && self.unclaimed.0.load(Ordering::SeqCst) != 0;
+        let available = || own.index + 1 < threads() && !is_empty(self.unclaimed.0.load(Ordering::SeqCst));
         loop {
-            if available() && self.work() {
+            if available() && self.work(End::Last) {
                 continue;
             }
             let limit = threads();
@@ -264,7 +298,6 @@ fn cores() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
 
     /// `set_threads` is process-wide, so tests that set it take turns.
     static TURN: Mutex<()> = Mutex::new(());

@@ -49,9 +49,6 @@ pub(super) fn assemble(lowered: &Lowered, listed: bool) -> Option<Assembled> {
     } else {
         return None;
     }
-    if lowered.stores.iter().any(|store| store.stream) {
-        body.asm.put(Ok(Instruction::with(Code::Sfence)));
-    }
     leave(&mut body, saved);
     let slots = body.slots as usize;
     body.asm.fill(frame, (slots * SLOT) as i32);
@@ -142,9 +139,11 @@ fn mask(body: &mut Body<'_>, end: Register) {
 }
 
 fn chunks(body: &mut Body<'_>, lowered: &Lowered) {
-    let (copies, chunk) = (body.copies, INNER.chunk);
+    let chunk = INNER.chunk;
     let rax = Register::RAX;
-    if copies > 1 {
+    // A row has few chunks: what is left over by four at a time is done by two.
+    let mut copies = body.copies;
+    while copies > 1 {
         let top = body.asm.here();
         body.asm.put(Instruction::with2(
             Code::Lea_r64_m,
@@ -164,6 +163,7 @@ fn chunks(body: &mut Body<'_>, lowered: &Lowered) {
         body.asm.put(Instruction::with2(Code::Add_rm64_imm32, INDEX, (chunk * (copies - 1)) as i32));
         body.asm.jump_back(Code::Jmp_rel32_64, top);
         body.asm.land(none);
+        copies /= 2;
     }
     let top = body.asm.here();
     body.asm.put(Instruction::with2(Code::Cmp_r64_rm64, INDEX, LEN));

@@ -74,6 +74,9 @@ pub(super) enum Lane {
     /// `a < b ? a : b`, and the same for `>`.
     Min,
     Max,
+    /// The smaller and the larger, -0 below +0; a number beside NaN is one of the two. Not on AVX2.
+    Lower,
+    Upper,
     /// To an integer: 0 nearest even, 1 down, 2 up, 3 toward 0.
     Round(u32),
     /// From i32, and to it where it fits.
@@ -149,6 +152,7 @@ impl Lane {
             Lane::Sqrt | Lane::Round(_) | Lane::ToFloat | Lane::ToInt | Lane::Half => 1,
             Lane::AbsInt | Lane::Shl(_) | Lane::Shr(_) | Lane::Sar(_) | Lane::Not => 1,
             Lane::Add | Lane::Sub | Lane::Mul | Lane::Div | Lane::Min | Lane::Max => 2,
+            Lane::Lower | Lane::Upper => 2,
             Lane::And | Lane::Or | Lane::Xor | Lane::AddInt | Lane::SubInt | Lane::MulInt => 2,
             Lane::MinInt | Lane::MaxInt | Lane::Compare(_) | Lane::CompareInt(_) => 2,
             Lane::Both | Lane::Either | Lane::Differ | Lane::Keep => 2,

@@ -13,6 +13,8 @@ mod graph;
 mod lower;
 mod pages;
 mod symbol;
+#[doc(hidden)]
+pub mod trial;
 #[cfg(test)]
 mod tests;
 
@@ -80,7 +82,8 @@ impl Code {
     /// # Safety
     /// Each input holds `len` elements of its type, or one if it is a splat; each stored output has room for `len`, each
     /// fold for 16 f32 for each 512 elements or part of them. An output may be an input's own memory if both have
-    /// elements of one size, but overlaps none otherwise.
+    /// elements of one size, but overlaps none otherwise. Stores past the cache are seen by other threads only after a
+    /// fence, which is the caller's.
     pub unsafe fn run(&self, addresses: &[*mut u8], len: usize) {
         // SAFETY: the pages hold a function of this type, which stays while `self` is borrowed.
         let entry: Entry = unsafe { std::mem::transmute(self.pages.start()) };

@@ -233,8 +233,12 @@ fn extreme(a: Real, b: Real, lane: Lane, tie: Lane, wins: u32) -> Real {
         }
         _ => {}
     }
-    // Of two zeros the instruction gives the second.
-    let both = make(tie, &[make(lane, &[a.0, b.0]), make(lane, &[b.0, a.0])]);
+    let both = match (target(), lane) {
+        (Target::Avx512, Lane::Min) => make(Lane::Lower, &[a.0, b.0]),
+        (Target::Avx512, _) => make(Lane::Upper, &[a.0, b.0]),
+        // Of two zeros the instruction gives the second.
+        (Target::Avx2, _) => make(tie, &[make(lane, &[a.0, b.0]), make(lane, &[b.0, a.0])]),
+    };
     Real(pick(compare(graph::UNORDERED, a, b), (a + b).0, both))
 }
 

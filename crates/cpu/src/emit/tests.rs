@@ -29,7 +29,7 @@ fn targets() -> Vec<Target> {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line([u64; 8]);
+struct Line(#[allow(dead_code)] [u64; 8]);
 
 /// Memory for elements, aligned for any store.
 #[derive(Clone)]
@@ -455,11 +455,15 @@ fn any_pass(noise: &mut Noise, inputs: usize, steps: usize) -> Pass {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_pass_has_the_same_bits(seed: u64, inputs in 1usize..14, steps in 0usize..60, len in 0usize..1500) {
         let pass = any_pass(&mut Noise(seed), inputs, steps);
-        check(&pass, [len, len % 70], seed);
+        let compiled = check(&pass, [len, len % 70], seed);
+        // Folds are for AVX-512 only.
+        let folds = pass.outputs.iter().any(|output| matches!(output, Output::Fold { .. }));
+        let wanted = targets().iter().filter(|&&target| target == Target::Avx512 || !folds).count();
+        prop_assert_eq!(compiled, wanted);
     }
 }

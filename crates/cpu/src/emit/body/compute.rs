@@ -1,0 +1,294 @@
+//! The instructions of lane operations.
+
+use super::super::asm::{self, Place, memory};
+use super::super::graph::{self, Form, Lane, Target};
+use super::Body;
+use iced_x86::{Code, Instruction, MemoryOperand, Register};
+
+impl Body<'_> {
+    pub(super) fn compute(&mut self, node: u32, copy: usize, args: &[u32; 3]) {
+        let lane = self.graph.at(node).lane;
+        let [a, b, c] = *args;
+        match lane {
+            Lane::Const(_) | Lane::Load(..) | Lane::Sum(_) => {}
+            Lane::Splat(input, form) => self.splat(input, form, node),
+            Lane::Half => {
+                let from = self.ensure(a);
+                self.release(a);
+                let dst = self.define(node, copy);
+                let reg = self.values[self.value(node, copy) as usize].reg.unwrap_or(0) as u32;
+                let (code, narrow) = match self.target {
+                    Target::Avx512 => (Code::EVEX_Vcvtps2ph_ymmm256_k1z_zmm_imm8_sae, Register::YMM0 + reg),
+                    Target::Avx2 => (Code::VEX_Vcvtps2ph_xmmm128_ymm_imm8, Register::XMM0 + reg),
+                };
+                self.asm.put(Instruction::with3(code, narrow, from, 0));
+                self.half_to_float(dst, reg, false);
+            }
+            Lane::Fma | Lane::Fnma => self.multiply_add(lane == Lane::Fnma, node, copy, args),
+            Lane::Merge => self.merge(node, copy, args),
+            Lane::Compare(_) | Lane::CompareInt(_) => self.compare(lane, node, copy, a, b),
+            Lane::Pick => {
+                let truth = self.ensure(a);
+                let otherwise = self.ensure(c);
+                let then = self.place(b);
+                args.iter().for_each(|&arg| self.release(arg));
+                let dst = self.define(node, copy);
+                match self.target {
+                    Target::Avx512 => {
+                        let code = Code::EVEX_Vblendmps_zmm_k1z_zmm_zmmm512b32;
+                        let instruction = match then {
+                            Place::Reg(then) => Instruction::with3(code, dst, otherwise, then),
+                            Place::Mem(then) => Instruction::with3(code, dst, otherwise, then),
+                        };
+                        self.asm.put_masked(instruction, truth, false);
+                    }
+                    Target::Avx2 => {
+                        let code = Code::VEX_Vblendvps_ymm_ymm_ymmm256_ymm;
+                        self.asm.put(match then {
+                            Place::Reg(then) => Instruction::with4(code, dst, otherwise, then, truth),
+                            Place::Mem(then) => Instruction::with4(code, dst, otherwise, then, truth),
+                        });
+                    }
+                }
+            }
+            Lane::Keep => {
+                let truth = self.ensure(a);
+                let then = self.place(b);
+                self.release(a);
+                self.release(b);
+                let dst = self.define(node, copy);
+                match (self.target, then) {
+                    (Target::Avx512, Place::Mem(from)) if from.is_broadcast => {
+                        let from = MemoryOperand { is_broadcast: false, ..from };
+                        let code = Code::EVEX_Vbroadcastss_zmm_k1z_xmmm32;
+                        self.asm.put_masked(Instruction::with2(code, dst, from), truth, true);
+                    }
+                    (Target::Avx512, from) => {
+                        self.asm.put_masked(
+                            asm::two(Code::EVEX_Vmovups_zmm_k1z_zmmm512, dst, from),
+                            truth,
+                            true,
+                        );
+                    }
+                    (Target::Avx2, from) => {
+                        self.asm.three(Code::VEX_Vandps_ymm_ymm_ymmm256, dst, truth, from);
+                    }
+                }
+            }
+            Lane::Lower | Lane::Upper => {
+                let swap = self.stays(a) && !self.stays(b);
+                let (a, b) = if swap { (b, a) } else { (a, b) };
+                let left = self.ensure(a);
+                let right = self.place(b);
+                self.release(a);
+                self.release(b);
+                let dst = self.define(node, copy);
+                // The sign is that of the result; then which of the two.
+                let by = 0b100 + (lane == Lane::Upper) as u32;
+                self.asm.three_by(Code::EVEX_Vrangeps_zmm_k1z_zmm_zmmm512b32_imm8_sae, dst, left, right, by);
+            }
+            _ if lane.arity() == 1 => {
+                let Some((code, by)) = asm::unary(self.target, lane) else { return };
+                let shifts = matches!(lane, Lane::Shl(_) | Lane::Shr(_) | Lane::Sar(_));
+                let from = match self.target {
+                    Target::Avx2 if shifts => Place::Reg(self.ensure(a)),
+                    _ => self.place(a),
+                };
+                self.release(a);
+                let dst = self.define(node, copy);
+                match by {
+                    Some(by) => self.asm.two_by(code, dst, from, by),
+                    None => self.asm.two(code, dst, from),
+                }
+            }
+            _ => {
+                let Some(code) = asm::binary(self.target, lane) else { return };
+                let swap = lane.commutes() && self.stays(a) && !self.stays(b);
+                let (a, b) = if swap { (b, a) } else { (a, b) };
+                let left = self.ensure(a);
+                let right = self.place(b);
+                self.release(a);
+                self.release(b);
+                let dst = self.define(node, copy);
+                self.asm.three(code, dst, left, right);
+            }
+        }
+    }
+
+    /// One element for all lanes, before the loop.
+    pub(super) fn splat(&mut self, input: u32, form: Form, node: u32) {
+        use Code::*;
+        let base = self.base(input);
+        let from = memory(base, Register::None, 1, 0);
+        let dst = self.define(node, 0);
+        let reg = self.values[node as usize].reg.unwrap_or(0) as u32;
+        let low = Register::XMM0 + reg;
+        let eax = Register::EAX;
+        let extend = match form {
+            Form::Word => {
+                let code = match self.target {
+                    Target::Avx512 => EVEX_Vbroadcastss_zmm_k1z_xmmm32,
+                    Target::Avx2 => VEX_Vbroadcastss_ymm_m32,
+                };
+                return self.asm.put(Instruction::with2(code, dst, from));
+            }
+            Form::Half | Form::Brain | Form::U16 => Movzx_r32_rm16,
+            Form::I16 => Movsx_r32_rm16,
+            Form::U8 | Form::Bool => Movzx_r32_rm8,
+            Form::I8 => Movsx_r32_rm8,
+        };
+        self.asm.put(Instruction::with2(extend, eax, from));
+        match form {
+            Form::Bool => {
+                self.asm.put(Instruction::with1(Neg_rm32, eax));
+                return self.asm.put(Instruction::with2(VEX_Kmovw_kr_r32, dst, eax));
+            }
+            Form::Brain => self.asm.put(Instruction::with2(Shl_rm32_imm8, eax, 16)),
+            _ => {}
+        }
+        match self.target {
+            Target::Avx512 => self.asm.put(Instruction::with2(EVEX_Vpbroadcastd_zmm_k1z_r32, dst, eax)),
+            Target::Avx2 => {
+                self.asm.put(Instruction::with2(VEX_Vmovd_xmm_rm32, low, eax));
+                self.asm.put(Instruction::with2(VEX_Vpbroadcastd_ymm_xmmm32, dst, low));
+            }
+        }
+        if form == Form::Half {
+            self.half_to_float(dst, reg, true);
+        }
+    }
+
+    /// From f16 in the low half of a register; `apart` if each has a lane of 32 bits, all equal.
+    pub(super) fn half_to_float(&mut self, dst: Register, reg: u32, apart: bool) {
+        use Code::*;
+        match self.target {
+            Target::Avx512 => {
+                if apart {
+                    self.asm.put(Instruction::with2(
+                        EVEX_Vpbroadcastw_ymm_k1z_xmmm16,
+                        Register::YMM0 + reg,
+                        Register::XMM0 + reg,
+                    ));
+                }
+                self.asm.put(Instruction::with2(
+                    EVEX_Vcvtph2ps_zmm_k1z_ymmm256_sae,
+                    dst,
+                    Register::YMM0 + reg,
+                ));
+            }
+            Target::Avx2 => {
+                if apart {
+                    let low = Register::XMM0 + reg;
+                    self.asm.put(Instruction::with2(VEX_Vpbroadcastw_xmm_xmmm16, low, low));
+                }
+                self.asm.put(Instruction::with2(VEX_Vcvtph2ps_ymm_xmmm128, dst, Register::XMM0 + reg));
+            }
+        }
+    }
+
+    pub(super) fn compare(&mut self, lane: Lane, node: u32, copy: usize, a: u32, b: u32) {
+        use Code::*;
+        let swap = self.stays(a) && !self.stays(b);
+        let swapped = match lane {
+            Lane::Compare(graph::SAME | graph::UNORDERED | graph::UNEQUAL) => Some(lane),
+            Lane::Compare(graph::BELOW) => Some(Lane::Compare(14)),
+            Lane::Compare(graph::AT_MOST) => Some(Lane::Compare(13)),
+            Lane::Compare(graph::NOT_AT_MOST) => Some(Lane::Compare(9)),
+            Lane::Compare(graph::NOT_ABOVE) => Some(Lane::Compare(5)),
+            Lane::CompareInt(graph::EQUAL | graph::NOT_EQUAL) => Some(lane),
+            _ => None,
+        };
+        let (lane, a, b) = match swapped {
+            Some(lane) if swap => (lane, b, a),
+            _ => (lane, a, b),
+        };
+        let left = self.ensure(a);
+        let right = self.place(b);
+        self.release(a);
+        self.release(b);
+        let dst = self.define(node, copy);
+        match (lane, self.target) {
+            (Lane::Compare(by), Target::Avx512) => {
+                self.asm.three_by(EVEX_Vcmpps_kr_k1_zmm_zmmm512b32_imm8_sae, dst, left, right, by)
+            }
+            (Lane::Compare(by), Target::Avx2) => {
+                self.asm.three_by(VEX_Vcmpps_ymm_ymm_ymmm256_imm8, dst, left, right, by)
+            }
+            (Lane::CompareInt(by), Target::Avx512) => {
+                self.asm.three_by(EVEX_Vpcmpd_kr_k1_zmm_zmmm512b32_imm8, dst, left, right, by)
+            }
+            (Lane::CompareInt(graph::EQUAL), Target::Avx2) => {
+                self.asm.three(VEX_Vpcmpeqd_ymm_ymm_ymmm256, dst, left, right)
+            }
+            _ => self.asm.three(VEX_Vpcmpgtd_ymm_ymm_ymmm256, dst, left, right),
+        }
+    }
+
+    pub(super) fn multiply_add(&mut self, negated: bool, node: u32, copy: usize, args: &[u32; 3]) {
+        let [mut a, mut b, c] = *args;
+        let [f132, f213, f231] = asm::fused(self.target, negated);
+        // At most one operand stays in memory: the sum, else a factor, which then is the second.
+        if !self.stays(c) && self.stays(a) && !self.stays(b) {
+            (a, b) = (b, a);
+        }
+        let sum_stays = self.stays(c);
+        let left = self.ensure(a);
+        if sum_stays {
+            let right = self.ensure(b);
+            let sum = self.place(c);
+            if self.ends(a) {
+                let dst = self.replace(a, node, copy);
+                return self.asm.three(f213, dst, right, sum);
+            }
+            if self.ends(b) {
+                let dst = self.replace(b, node, copy);
+                return self.asm.three(f213, dst, left, sum);
+            }
+            let dst = self.copied(sum, node, copy);
+            return self.asm.three(f231, dst, left, Place::Reg(right));
+        }
+        let sum = self.ensure(c);
+        let right = self.place(b);
+        if self.ends(a) {
+            let dst = self.replace(a, node, copy);
+            return self.asm.three(f132, dst, sum, right);
+        }
+        if self.ends(c) {
+            let dst = self.replace(c, node, copy);
+            return self.asm.three(f231, dst, left, right);
+        }
+        if let Place::Reg(_) = right
+            && self.ends(b)
+        {
+            let dst = self.replace(b, node, copy);
+            return self.asm.three(f213, dst, left, Place::Reg(sum));
+        }
+        match right {
+            Place::Mem(_) => {
+                let dst = self.copied(right, node, copy);
+                self.asm.three(f213, dst, left, Place::Reg(sum));
+            }
+            Place::Reg(_) => {
+                let dst = self.copied(Place::Reg(sum), node, copy);
+                self.asm.three(f231, dst, left, right);
+            }
+        }
+    }
+
+    /// Bits of `args[1]` where `args[0]` has ones, else of `args[2]`.
+    pub(super) fn merge(&mut self, node: u32, copy: usize, args: &[u32; 3]) {
+        let [mask, a, b] = *args;
+        let one = self.ensure(a);
+        let two = self.ensure(b);
+        let mask = self.place(mask);
+        // The bit of the result for each (first, second, third) operand.
+        let (dst, other, by) = if self.ends(a) {
+            (self.replace(a, node, copy), two, 0b1110_0100)
+        } else if self.ends(b) {
+            (self.replace(b, node, copy), one, 0b1101_1000)
+        } else {
+            (self.copied(Place::Reg(one), node, copy), two, 0b1110_0100)
+        };
+        self.asm.three_by(Code::EVEX_Vpternlogd_zmm_k1z_zmm_zmmm512b32_imm8, dst, other, mask, by);
+    }
+}
