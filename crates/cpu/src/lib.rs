@@ -27,6 +27,8 @@ mod product;
 mod convolution;
 mod composite;
 mod fused;
+#[cfg(target_arch = "x86_64")]
+mod emit;
 
 pub use cpu::{Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};

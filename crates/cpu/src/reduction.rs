@@ -14,13 +14,37 @@ use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_ir::math::{Float, Num};
-use kiln_ir::{AxisSet, DType, Dims, Meta, ReduceKind};
+use kiln_ir::{AxisSet, Binary, DType, Dims, Meta, ReduceKind};
 use std::sync::Mutex;
 
 /// Results that walk down together.
 const BLOCK: usize = 512;
 /// Elements that make a share of work for a thread.
 const SHARE: usize = 1 << 15;
+
+/// Runs `$body` with `$fold` as the loops of a reduction of a dtype, whose Rust type is `$T`.
+macro_rules! with_fold {
+    ($kind:expr, $dtype:expr, $T:ident, $fold:ident => $body:expr) => {
+        match $kind {
+            ReduceKind::Sum => with_fold!(@one $dtype, number $T, $fold = Fold::of::<Sum>() => $body),
+            ReduceKind::Prod => with_fold!(@one $dtype, number $T, $fold = Fold::of::<Prod>() => $body),
+            ReduceKind::Max => with_fold!(@one $dtype, number $T, $fold = Fold::of::<Max>() => $body),
+            ReduceKind::Min => with_fold!(@one $dtype, number $T, $fold = Fold::of::<Min>() => $body),
+            ReduceKind::Mean => {
+                with_fold!(@one $dtype, float $T, $fold = Fold { finish: averaged, ..Fold::of::<Sum>() } => $body)
+            }
+            ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => {
+                unreachable!("has no kernel")
+            }
+        }
+    };
+    (@one $dtype:expr, $group:ident $T:ident, $fold:ident = $loops:expr => $body:expr) => {
+        with_type!($dtype, $group $T => {
+            let $fold: Fold<$T> = $loops;
+            $body
+        })
+    };
+}
 
 /// Whether [`reduce`] knows this reduction to this dtype.
 pub(crate) fn has_kernel(kind: ReduceKind, dtype: DType) -> bool {
@@ -39,19 +63,41 @@ pub(crate) fn reduce(
     out: Meta,
 ) -> Result<View, Error> {
     let target = cx.fresh(out)?;
-    match kind {
-        ReduceKind::Sum => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Sum>())),
-        ReduceKind::Prod => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Prod>())),
-        ReduceKind::Max => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Max>())),
-        ReduceKind::Min => with_type!(x.dtype, number T => run(x, axes, &target, &Fold::<T>::of::<Min>())),
-        ReduceKind::Mean => with_type!(x.dtype, float T => {
-            run(x, axes, &target, &Fold::<T> { finish: averaged, ..Fold::of::<Sum>() })
-        }),
-        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => {
-            unreachable!("has no kernel")
-        }
-    }
+    with_fold!(kind, x.dtype, T, fold => run::<T>(x, axes, &target, &fold));
     Ok(target)
+}
+
+/// The dtype that a reduction of `dtype` accumulates in.
+pub(crate) fn wide(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 | DType::BF16 => DType::F32,
+        other => other,
+    }
+}
+
+/// Accumulators of a chunk of a row: what [`lanes`] writes for each.
+pub(crate) const LANES: usize = INNER.lanes;
+/// Elements of a chunk of a row.
+pub(crate) const CHUNK: usize = INNER.chunk;
+/// Rows of a chunk where rows are reduced onto each other.
+pub(crate) const STACK: usize = OUTER.chunk;
+
+/// Neighbouring elements, for the functions below that take addresses.
+///
+/// # Safety
+/// `x` holds `len` aligned elements.
+unsafe fn slice<'a, T>(x: *const u8, len: usize) -> &'a [T] {
+    // SAFETY: promised by the caller.
+    unsafe { std::slice::from_raw_parts(x.cast(), len) }
+}
+
+/// As [`slice`], to write.
+///
+/// # Safety
+/// As for [`slice`], and nobody else uses the elements.
+unsafe fn slice_mut<'a, T>(x: *mut u8, len: usize) -> &'a mut [T] {
+    // SAFETY: promised by the caller.
+    unsafe { std::slice::from_raw_parts_mut(x.cast(), len) }
 }
 
 /// Reduces each of the rows of `length` elements that lie one after another at `x` to an element at `out`.
@@ -66,44 +112,159 @@ pub(crate) unsafe fn rows(
     length: usize,
     out: *mut u8,
 ) {
-    macro_rules! run {
-        ($group:ident, $fold:expr) => {
-            with_type!(dtype, $group T => {
-                // SAFETY: promised by the caller.
-                let (x, out) = unsafe {
-                    (std::slice::from_raw_parts(x.cast::<T>(), count * length), std::slice::from_raw_parts_mut(out.cast::<T>(), count))
-                };
-                let fold: Fold<T> = $fold;
-                for (r, out) in out.iter_mut().enumerate() {
-                    let mut tree = Tree::new();
-                    for chunk in x[r * length..(r + 1) * length].chunks(INNER.chunk) {
-                        tree.push((fold.chunk)(chunk), fold.combine);
-                    }
-                    let sum = tree.finish(fold.combine).unwrap_or(fold.identity);
-                    (fold.finish)(&[sum], length, std::slice::from_mut(out));
-                }
-            })
-        };
-    }
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        let (x, out) = unsafe { (slice::<T>(x, count * length), slice_mut::<T>(out, count)) };
+        for (r, out) in out.iter_mut().enumerate() {
+            let mut tree = Tree::new(fold.identity);
+            for chunk in x[r * length..(r + 1) * length].chunks(CHUNK) {
+                tree.push((fold.chunk)(chunk), fold.combine);
+            }
+            (fold.finish)(&[tree.finish(fold.combine)], length, std::slice::from_mut(out));
+        }
+    });
+}
+
+/// The accumulators of each chunk of `len` elements at `x`: [`LANES`] of the wide dtype a chunk.
+///
+/// # Safety
+/// `x` holds `len` elements of `dtype`, `out` room for the accumulators, and they do not overlap.
+pub(crate) unsafe fn lanes(kind: ReduceKind, dtype: DType, x: *const u8, len: usize, out: *mut u8) {
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        let (x, out) = unsafe { (slice::<T>(x, len), slice_mut::<Wide<T>>(out, len.div_ceil(CHUNK) * LANES)) };
+        for (x, out) in x.chunks(CHUNK).zip(out.as_chunks_mut::<LANES>().0) {
+            *out = (fold.lanes)(x);
+        }
+    });
+}
+
+/// Each of `chunks` chunks as one element of the wide dtype.
+///
+/// # Safety
+/// `lanes` holds the accumulators of that many chunks, `out` room for an element each, and they do not overlap.
+pub(crate) unsafe fn partials(kind: ReduceKind, dtype: DType, lanes: *const u8, chunks: usize, out: *mut u8) {
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        let (lanes, out) = unsafe { (slice::<Wide<T>>(lanes, chunks * LANES), slice_mut::<Wide<T>>(out, chunks)) };
+        for (lanes, out) in lanes.as_chunks::<LANES>().0.iter().zip(out) {
+            *out = (fold.close)(*lanes);
+        }
+    });
+}
+
+/// The result of a row of `length` elements from the accumulators that [`lanes`] writes.
+///
+/// # Safety
+/// `lanes` holds the accumulators of the row's chunks, `out` room for an element of `dtype`.
+pub(crate) unsafe fn close(kind: ReduceKind, dtype: DType, lanes: *const u8, length: usize, out: *mut u8) {
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        let (lanes, out) =
+            unsafe { (slice::<Wide<T>>(lanes, length.div_ceil(CHUNK) * LANES), slice_mut::<T>(out, 1)) };
+        let mut tree = Tree::new(fold.identity);
+        for lanes in lanes.as_chunks::<LANES>().0 {
+            tree.push((fold.close)(*lanes), fold.combine);
+        }
+        (fold.finish)(&[tree.finish(fold.combine)], length, out);
+    });
+}
+
+/// The result of a row of `length` elements from what [`partials`] writes, which is scratch afterwards.
+///
+/// # Safety
+/// `parts` holds an element for each of the row's chunks, `out` room for an element of `dtype`.
+pub(crate) unsafe fn total(kind: ReduceKind, dtype: DType, parts: *mut u8, length: usize, out: *mut u8) {
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        let (parts, out) = unsafe { (slice_mut::<Wide<T>>(parts, length.div_ceil(CHUNK)), slice_mut::<T>(out, 1)) };
+        let sum = order::tree(parts, fold.combine).unwrap_or(fold.identity);
+        (fold.finish)(&[sum], length, out);
+    });
+}
+
+/// Makes `len` accumulators ready for [`stack`].
+///
+/// # Safety
+/// `sums` has room for `len` elements of the wide dtype.
+pub(crate) unsafe fn clear(kind: ReduceKind, dtype: DType, sums: *mut u8, len: usize) {
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        unsafe { slice_mut::<Wide<T>>(sums, len) }.fill(fold.identity);
+    });
+}
+
+/// One more element onto each of `len` accumulators.
+///
+/// # Safety
+/// `sums` holds `len` elements of the wide dtype, `x` of `dtype`, and they do not overlap.
+pub(crate) unsafe fn stack(kind: ReduceKind, dtype: DType, sums: *mut u8, x: *const u8, len: usize) {
+    with_fold!(kind, dtype, T, fold => {
+        // SAFETY: promised by the caller.
+        let (sums, x) = unsafe { (slice_mut::<Wide<T>>(sums, len), slice::<T>(x, len)) };
+        (fold.step)(sums, x);
+    });
+}
+
+/// The elementwise operation that [`stack`] does on values of the wide dtype.
+pub(crate) fn stacking(kind: ReduceKind) -> Binary {
     match kind {
-        ReduceKind::Sum => run!(number, Fold::of::<Sum>()),
-        ReduceKind::Prod => run!(number, Fold::of::<Prod>()),
-        ReduceKind::Max => run!(number, Fold::of::<Max>()),
-        ReduceKind::Min => run!(number, Fold::of::<Min>()),
-        ReduceKind::Mean => run!(float, Fold { finish: averaged, ..Fold::of::<Sum>() }),
+        ReduceKind::Sum | ReduceKind::Mean => Binary::Add,
+        ReduceKind::Prod => Binary::Mul,
+        ReduceKind::Max => Binary::Maximum,
+        ReduceKind::Min => Binary::Minimum,
         ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => {
             unreachable!("has no kernel")
         }
     }
 }
 
+/// `len` results from `chunks` rows of accumulators, `pitch` elements apart, each row the sum of [`STACK`] of `count`
+/// rows. The accumulators are scratch afterwards.
+///
+/// # Safety
+/// The rows lie at `sums`, `out` has room for `len` elements of `dtype`, and nothing overlaps.
+#[allow(clippy::too_many_arguments)]
+pub(crate) unsafe fn unstack(
+    kind: ReduceKind,
+    dtype: DType,
+    sums: *mut u8,
+    chunks: usize,
+    pitch: usize,
+    count: usize,
+    out: *mut u8,
+    len: usize,
+) {
+    with_fold!(kind, dtype, T, fold => {
+        let row = |i: usize| sums.wrapping_add(i * pitch * size_of::<Wide<T>>());
+        // The tree of `order::tree`, each sum in the place of its first part.
+        let mut gap = 1;
+        while gap < chunks {
+            for left in (0..chunks - gap).step_by(2 * gap) {
+                // SAFETY: promised by the caller; the rows are two.
+                let (left, right) = unsafe { (slice_mut(row(left), len), slice(row(left + gap), len)) };
+                (fold.join)(left, right);
+            }
+            gap *= 2;
+        }
+        // SAFETY: promised by the caller.
+        unsafe { (fold.finish)(slice(row(0), len), count, slice_mut::<T>(out, len)) };
+    });
+}
+
+type Wide<T> = <T as Number>::Wide;
+
 /// The loops of one reduction of elements T, chosen once: what finds its way through the axes is compiled for each T, and
 /// only these for each T and operation.
 struct Fold<T: Number> {
     identity: T::Wide,
     combine: fn(T::Wide, T::Wide) -> T::Wide,
-    /// A chunk of a row, in lanes.
+    /// A chunk of a row.
     chunk: fn(&[T]) -> T::Wide,
+    /// The accumulators of a chunk of a row.
+    lanes: fn(&[T]) -> [T::Wide; LANES],
+    /// The accumulators of a chunk as one.
+    close: fn([T::Wide; LANES]) -> T::Wide,
     /// One more element onto each of neighbouring results.
     step: fn(&mut [T::Wide], &[T]),
     /// The right half of a tree onto the left, for each of neighbouring results.
@@ -118,6 +279,8 @@ impl<T: Folds> Fold<T> {
             identity: C::IDENTITY,
             combine: C::combine,
             chunk: T::chunk::<C>,
+            lanes: T::lanes::<C>,
+            close: T::close::<C>,
             step: T::step::<C>,
             join: T::join::<C>,
             finish: rounded,
@@ -128,7 +291,13 @@ impl<T: Folds> Fold<T> {
 /// The loops of a type: f32 has them for each instruction set, in the same order of lanes.
 trait Folds: Number {
     fn chunk<C: Combine<Self::Wide>>(x: &[Self]) -> Self::Wide {
-        chunk::<Self, C>(x)
+        close_one::<Self, C>(lanes_of::<Self, C>(x))
+    }
+    fn lanes<C: Combine<Self::Wide>>(x: &[Self]) -> [Self::Wide; LANES] {
+        lanes_of::<Self, C>(x)
+    }
+    fn close<C: Combine<Self::Wide>>(lanes: [Self::Wide; LANES]) -> Self::Wide {
+        close_one::<Self, C>(lanes)
     }
     fn step<C: Combine<Self::Wide>>(sums: &mut [Self::Wide], x: &[Self]) {
         step::<Self, C>(sums, x);
@@ -146,6 +315,12 @@ impl Folds for f32 {
     fn chunk<C: Combine<f32>>(x: &[f32]) -> f32 {
         chunk_f32::<C>(x)
     }
+    fn lanes<C: Combine<f32>>(x: &[f32]) -> [f32; LANES] {
+        lanes_f32::<C>(x)
+    }
+    fn close<C: Combine<f32>>(lanes: [f32; LANES]) -> f32 {
+        close_f32::<C>(lanes)
+    }
     fn step<C: Combine<f32>>(sums: &mut [f32], x: &[f32]) {
         step_f32::<C>(sums, x);
     }
@@ -154,15 +329,22 @@ impl Folds for f32 {
     }
 }
 versions! {
-    fn chunk_f32<C: Combine<f32>>(x: &[f32]) -> f32 = chunk::<f32, C>;
+    fn chunk_f32<C: Combine<f32>>(x: &[f32]) -> f32 = |x| close_one::<f32, C>(lanes_of::<f32, C>(x));
+    fn lanes_f32<C: Combine<f32>>(x: &[f32]) -> [f32; LANES] = lanes_of::<f32, C>;
+    fn close_f32<C: Combine<f32>>(lanes: [f32; LANES]) -> f32 = close_one::<f32, C>;
     fn step_f32<C: Combine<f32>>(sums: &mut [f32], x: &[f32]) = step::<f32, C>;
     fn join_f32<C: Combine<f32>>(left: &mut [f32], right: &[f32]) = join::<f32, C>;
 }
 
 #[inline(always)]
-fn chunk<T: Number, C: Combine<T::Wide>>(x: &[T]) -> T::Wide {
-    let mut lanes = [C::IDENTITY; INNER.lanes];
-    let (groups, rest) = x.as_chunks::<{ INNER.lanes }>();
+fn close_one<T: Number, C: Combine<T::Wide>>(mut lanes: [T::Wide; LANES]) -> T::Wide {
+    order::combine_lanes(&mut lanes, C::combine)
+}
+
+#[inline(always)]
+fn lanes_of<T: Number, C: Combine<T::Wide>>(x: &[T]) -> [T::Wide; LANES] {
+    let mut lanes = [C::IDENTITY; LANES];
+    let (groups, rest) = x.as_chunks::<LANES>();
     for group in groups {
         for (lane, x) in lanes.iter_mut().zip(group) {
             *lane = C::combine(*lane, x.widen());
@@ -171,7 +353,7 @@ fn chunk<T: Number, C: Combine<T::Wide>>(x: &[T]) -> T::Wide {
     for (lane, x) in lanes.iter_mut().zip(rest) {
         *lane = C::combine(*lane, x.widen());
     }
-    order::combine_lanes(&mut lanes, C::combine)
+    lanes
 }
 
 #[inline(always)]
@@ -271,7 +453,7 @@ fn run<T: Number>(x: &View, axes: AxisSet, target: &View, fold: &Fold<T>) {
             let len = BLOCK.min(results - b * BLOCK);
             // SAFETY: blocks are disjoint.
             let to = unsafe { out.range(b * BLOCK, len) };
-            (fold.finish)(&block(&source, b * BLOCK, len, results, count, fold), count, to);
+            block(&source, b * BLOCK, len, results, count, fold, to);
         });
     }
 }
@@ -292,12 +474,12 @@ fn row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold
     if (1..=INNER.chunk).contains(&count) {
         return (fold.chunk)(source.tile(from, &mut scratch[..count]));
     }
-    let mut tree = Tree::new();
+    let mut tree = Tree::new(fold.identity);
     for at in (0..count).step_by(INNER.chunk) {
         let tile = source.tile(from + at, &mut scratch[..INNER.chunk.min(count - at)]);
         tree.push((fold.chunk)(tile), fold.combine);
     }
-    tree.finish(fold.combine).unwrap_or(fold.identity)
+    tree.finish(fold.combine)
 }
 
 /// One long row, its chunks shared out among threads.
@@ -325,51 +507,69 @@ fn block<T: Number>(
     results: usize,
     count: usize,
     fold: &Fold<T>,
-) -> Vec<T::Wide> {
-    let join = |mut left: Vec<T::Wide>, right: Vec<T::Wide>| {
-        (fold.join)(&mut left, &right);
-        left
-    };
-    let mut tree = Tree::new();
+    to: &mut [T],
+) {
     let mut scratch = [T::default(); BLOCK];
-    for at in (0..count).step_by(OUTER.chunk) {
-        let mut sums = vec![fold.identity; len];
+    // The first sums hold what is finished of the tree, a part for each bit of the number of chunks; see `Tree`.
+    let chunks = count.div_ceil(OUTER.chunk);
+    let depth = (usize::BITS - chunks.leading_zeros()) as usize;
+    let mut sums = vec![fold.identity; (depth + 1).max(2) * len];
+    for chunk in 0..chunks {
+        let (parts, sum) = sums.split_at_mut(depth * len);
+        sum.fill(fold.identity);
+        let at = chunk * OUTER.chunk;
         for row in at..count.min(at + OUTER.chunk) {
-            (fold.step)(&mut sums, source.tile(row * results + from, &mut scratch[..len]));
+            (fold.step)(sum, source.tile(row * results + from, &mut scratch[..len]));
         }
-        tree.push(sums, join);
+        let mut level = 0;
+        while chunk >> level & 1 == 1 {
+            let part = &mut parts[level * len..(level + 1) * len];
+            (fold.join)(part, sum);
+            sum.copy_from_slice(part);
+            level += 1;
+        }
+        parts[level * len..(level + 1) * len].copy_from_slice(sum);
     }
-    tree.finish(join).unwrap_or_else(|| vec![fold.identity; len])
+    let mut levels = (0..depth).filter(|level| chunks >> level & 1 == 1);
+    let (parts, sum) = sums.split_at_mut(depth * len);
+    if let Some(first) = levels.next() {
+        sum[..len].copy_from_slice(&parts[first * len..(first + 1) * len]);
+    }
+    for level in levels {
+        let part = &mut parts[level * len..(level + 1) * len];
+        (fold.join)(part, sum);
+        sum[..len].copy_from_slice(part);
+    }
+    (fold.finish)(&sum[..len], count, to);
 }
 
 /// The tree of [`order::tree`], fed one partial at a time: neighbours of equal depth are combined as soon as both are
-/// there, what is left over from the right.
+/// there, what is left over from the right. Depth `i` holds a part where bit `i` of the number of partials is set.
 struct Tree<A> {
-    parts: Vec<(u32, A)>,
+    parts: [A; usize::BITS as usize],
+    count: usize,
 }
 
-impl<A> Tree<A> {
-    fn new() -> Tree<A> {
-        Tree { parts: Vec::new() }
+impl<A: Copy> Tree<A> {
+    /// An empty tree, whose result is `identity`.
+    fn new(identity: A) -> Tree<A> {
+        Tree { parts: [identity; usize::BITS as usize], count: 0 }
     }
 
-    fn push(&mut self, part: A, combine: impl Fn(A, A) -> A) {
-        let (mut depth, mut part) = (0, part);
-        while self.parts.last().is_some_and(|(d, _)| *d == depth) {
-            if let Some((_, left)) = self.parts.pop() {
-                part = combine(left, part);
-            }
+    fn push(&mut self, mut part: A, combine: impl Fn(A, A) -> A) {
+        let mut depth = 0;
+        while self.count >> depth & 1 == 1 {
+            part = combine(self.parts[depth], part);
             depth += 1;
         }
-        self.parts.push((depth, part));
+        self.parts[depth] = part;
+        self.count += 1;
     }
 
-    fn finish(mut self, combine: impl Fn(A, A) -> A) -> Option<A> {
-        let mut sum = self.parts.pop()?.1;
-        while let Some((_, left)) = self.parts.pop() {
-            sum = combine(left, sum);
-        }
-        Some(sum)
+    fn finish(self, combine: impl Fn(A, A) -> A) -> A {
+        let mut depths = (0..usize::BITS as usize).filter(|depth| self.count >> depth & 1 == 1);
+        let first = depths.next().map_or(self.parts[0], |depth| self.parts[depth]);
+        depths.fold(first, |sum, depth| combine(self.parts[depth], sum))
     }
 }
 
@@ -413,16 +613,14 @@ mod tests {
     #[test]
     fn the_growing_tree_is_the_tree() {
         for n in 1..200usize {
-            let mut tree = Tree::new();
-            let text = |a: String, b: String| format!("({a}{b})");
-            (0..n).for_each(|i| tree.push(i.to_string(), text));
-            let grown = tree.finish(text).unwrap();
-            let mut level: Vec<String> = (0..n).map(|i| i.to_string()).collect();
+            // Tells every order and every pairing from every other.
+            let pair = |a: u64, b: u64| (a.rotate_left(7) ^ 0x9e37).wrapping_mul(31).wrapping_add(b);
+            let mut tree = Tree::new(0);
+            (0..n as u64).for_each(|i| tree.push(i, pair));
+            let grown = tree.finish(pair);
+            let mut level: Vec<u64> = (0..n as u64).collect();
             while level.len() > 1 {
-                level = level
-                    .chunks(2)
-                    .map(|p| if p.len() == 2 { text(p[0].clone(), p[1].clone()) } else { p[0].clone() })
-                    .collect();
+                level = level.chunks(2).map(|p| if p.len() == 2 { pair(p[0], p[1]) } else { p[0] }).collect();
             }
             assert_eq!(grown, level[0], "{n} parts");
         }

@@ -91,7 +91,7 @@ macro_rules! unary_table { ($m:ident) => { $m! {
     Trunc       trunc        Float |x| x.trunc(),                       "trunc({x})",            Zero,                                                "The integer part.";
     IsNan       isnan        Test  |x| x.nan(),                         "isnan({x})",            No("the result is bool"),                            "Whether x is NaN.";
     IsInf       isinf        Test  |x| x.inf(),                         "isinf({x})",            No("the result is bool"),                            "Whether x is an infinity.";
-    IsFinite    isfinite     Test  |x| !x.nan() && !x.inf(),            "isfinite({x})",         No("the result is bool"),                            "Whether x is neither NaN nor an infinity.";
+    IsFinite    isfinite     Test  |x| x.nan().or(x.inf()).not(),       "isfinite({x})",         No("the result is bool"),                            "Whether x is neither NaN nor an infinity.";
     Not         bitwise_not  Bits  |x| x.not(),                         "~{x}",                  No("integers have no derivative"),                   "All bits flipped; for bool, logical not.";
 } } }
 

@@ -15,16 +15,16 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 /// An elementwise operation with its types.
-#[derive(Clone, Copy)]
-pub(super) struct Call {
-    op: Kernel,
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) struct Call {
+    pub op: Kernel,
     /// The type of its operands; a select's condition aside.
     pub from: DType,
     pub to: DType,
 }
 
-#[derive(Clone, Copy)]
-enum Kernel {
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Kernel {
     Unary(Unary),
     Binary(Binary),
     Select,
@@ -43,11 +43,6 @@ impl Call {
         };
         Some(Call { op, from, to })
     }
-
-    /// Bytes of an element of operand `k`.
-    pub fn operand_size(&self, k: usize) -> usize {
-        if matches!(self.op, Kernel::Select) && k == 0 { 1 } else { self.from.size() }
-    }
 }
 
 /// Whether an elementwise node can be part of a fused program.
@@ -61,19 +56,15 @@ pub(super) fn is_fusible(node: &Node, dtypes: impl Fn(Id) -> DType) -> bool {
     }
 }
 
-/// An operand in memory.
-pub(super) struct Load {
-    pub view: View,
-    pub walk: Walk,
-    /// Tiles can be read where they are.
-    pub direct: bool,
-    /// The scratch tile it is copied to otherwise.
-    pub slot: usize,
-}
-
 /// An address that threads may share: each uses its own tiles behind it.
 #[derive(Clone, Copy)]
 pub(super) struct Base(pub *mut u8);
+impl Base {
+    /// The address so many bytes on.
+    pub fn plus(self, bytes: usize) -> *mut u8 {
+        self.0.wrapping_add(bytes)
+    }
+}
 // SAFETY: tiles of different threads are disjoint.
 unsafe impl Sync for Base {}
 // SAFETY: as above.
@@ -87,16 +78,18 @@ pub(super) fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id,
     })
 }
 
-/// Calls `f` with this thread's scratch of at least `words` times eight bytes.
-pub(super) fn with_scratch(words: usize, f: impl FnOnce(*mut u64)) {
+/// Calls `f` with this thread's scratch of at least that many bytes, aligned to a cache line.
+pub(super) fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
     thread_local! {
         static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
     }
     SCRATCH.with_borrow_mut(|scratch| {
+        let words = bytes.div_ceil(8) + 7;
         if scratch.len() < words {
             scratch.resize(words, 0);
         }
-        f(scratch.as_mut_ptr());
+        let start = scratch.as_mut_ptr().cast::<u8>();
+        f(start.wrapping_add(start.addr().next_multiple_of(64) - start.addr()));
     });
 }
 
@@ -118,16 +111,19 @@ pub(super) fn splat(to: *mut u8, bytes: &[u8], len: usize) {
     fill!(u8 u16 u32 u64)
 }
 
-/// Brings a tile of an operand into scratch.
-pub(super) fn gather(load: &Load, base: *mut u8, to: *mut u8, from: usize, len: usize) {
-    with_type!(load.view.dtype, plain T => {
-        // SAFETY: the tile holds TILE elements of eight bytes and is aligned for them.
+/// Brings the elements `from..from + len` of an operand into scratch.
+///
+/// # Safety
+/// `to` has room for `len` aligned elements; the walk's elements lie at `base`, and nobody writes them meanwhile.
+pub(super) unsafe fn gather(dtype: DType, walk: &Walk, base: *mut u8, to: *mut u8, from: usize, len: usize) {
+    with_type!(dtype, plain T => {
+        // SAFETY: promised by the caller.
         let to = unsafe { std::slice::from_raw_parts_mut(to.cast::<T>(), len) };
-        load.walk.runs(from, len, |at, offset, count, stride| {
+        walk.runs(from, len, |at, offset, count, stride| {
             let base = base.cast::<T>().wrapping_offset(offset).cast_const();
             let to = &mut to[at..at + count];
             match stride {
-                // SAFETY: every offset of a view lies within its buffer, which nobody writes but this thread, later.
+                // SAFETY: promised by the caller.
                 0 => to.fill(unsafe { *base }),
                 // SAFETY: as above, for `count` neighbours.
                 1 => to.copy_from_slice(unsafe { std::slice::from_raw_parts(base, count) }),
@@ -144,7 +140,7 @@ pub(super) fn gather(load: &Load, base: *mut u8, to: *mut u8, from: usize, len: 
 ///
 /// # Safety
 /// Each address holds `len` aligned elements of its type, and `out` shares memory with no operand.
-pub(super) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: usize) {
+pub(crate) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: usize) {
     unsafe fn read<'a, T>(x: *const u8, len: usize) -> &'a [T] {
         // SAFETY: promised by the caller.
         unsafe { std::slice::from_raw_parts(x.cast(), len) }

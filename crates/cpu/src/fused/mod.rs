@@ -1,13 +1,24 @@
 //! Fused execution: several nodes as one pass over memory.
 //!
-//! A fuser collects nodes of a window; its result is a small program in static single assignment that is bound to
-//! values and run in tiles. `elementwise.rs` takes nodes of one shape, `rows.rs` nodes around reductions of rows. Every
-//! instruction is a loop of the unfused device, so the bits are the same.
+//! A fuser (`elementwise.rs`, `rows.rs`) collects nodes of a window into a program (`program.rs`) in static single
+//! assignment. At its first run the program is cut into lines (`schedule.rs`), each a pass (`pass.rs`) but for what
+//! depends on shapes. A run lays its operands over a grid (`layout.rs`), makes room for results (`bind.rs`) and runs the
+//! lines over parts of the grid (`run.rs`), by generated code or by the loops of the unfused device (`looped.rs`). Either
+//! way the bits are those of the nodes run one by one.
 
-mod kernel;
+pub(crate) mod kernel;
+pub(crate) mod pass;
 mod source;
 mod elementwise;
 mod rows;
+
+mod program;
+mod schedule;
+mod layout;
+mod bind;
+mod looped;
+mod run;
+mod fused;
 
 pub(crate) use elementwise::Elementwise;
 pub(crate) use rows::Rows;

@@ -65,10 +65,10 @@ macro_rules! unary_loops {
             }),)* }
         }
         #[inline(always)]
-        pub fn unary_test<T: Num>(op: Unary, x: &[T], y: &mut [u8]) {
+        pub fn unary_test<T: Num<Truth = bool>>(op: Unary, x: &[T], y: &mut [u8]) {
             match op { $(Unary::$variant => in_domain!(Test $domain {
                 struct Row;
-                impl<T: Num> One<T, u8> for Row {
+                impl<T: Num<Truth = bool>> One<T, u8> for Row {
                     #[inline(always)]
                     fn value($x: T) -> u8 { ($value) as u8 }
                 }

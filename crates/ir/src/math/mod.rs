@@ -10,8 +10,12 @@ pub mod single;
 #[cfg(test)]
 mod tests;
 
-/// Numbers: both float widths and every integer.
-pub trait Num: Copy + PartialOrd + Send + Sync + 'static {
+use std::ops::{Add, Div, Mul, Sub};
+
+/// Numbers: both float widths and every integer, one of them or whatever stands for several.
+pub trait Num: Copy + Send + Sync + 'static {
+    /// What a question about it is answered with: bool for a single number.
+    type Truth: Bits;
     /// Zero.
     const ZERO: Self;
     /// One.
@@ -41,9 +45,9 @@ pub trait Num: Copy + PartialOrd + Send + Sync + 'static {
     /// Power; an integer to a negative power is 0 unless the base is 1 or -1.
     fn pow(self, o: Self) -> Self;
     /// Whether it is NaN.
-    fn nan(self) -> bool;
+    fn nan(self) -> Self::Truth;
     /// Whether it is an infinity.
-    fn inf(self) -> bool;
+    fn inf(self) -> Self::Truth;
     /// Whether a quotient by `o` is defined: an integer's is not by zero, nor `MIN / -1`.
     fn divides(self, o: Self) -> Result<(), DivideError>;
 }
@@ -101,6 +105,11 @@ pub trait Float: Num {
     fn round_even(self) -> Self;
     /// `self * a + b` with one rounding.
     fn fma(self, a: Self, b: Self) -> Self;
+    fn below(self, o: Self) -> Self::Truth;
+    fn above(self, o: Self) -> Self::Truth;
+    fn equals(self, o: Self) -> Self::Truth;
+    /// `a` where that is true, else `b`.
+    fn pick(truth: Self::Truth, a: Self, b: Self) -> Self;
 
     #[inline(always)]
     fn recip(self) -> Self {
@@ -111,14 +120,14 @@ pub trait Float: Num {
     #[inline(always)]
     fn sigmoid(self) -> Self {
         let z = self.abs().neg().exp();
-        let whole = if self < Self::ZERO { z } else { Self::ONE };
+        let whole = Self::pick(self.below(Self::ZERO), z, Self::ONE);
         whole.neg().fma(z.div(Self::ONE.add(z)), whole)
     }
     /// `log(1 + exp(x))`, and x itself above 20, where they agree.
     #[inline(always)]
     fn softplus(self) -> Self {
         let soft = self.exp().ln_1p();
-        if self > Self::of(20.0) { self } else { soft }
+        Self::pick(self.above(Self::of(20.0)), self, soft)
     }
     #[inline(always)]
     fn log_sigmoid(self) -> Self {
@@ -139,9 +148,85 @@ pub trait Float: Num {
     }
 }
 
+/// Lanes of f32, with their bits: what the polynomials of [`single`] are written in.
+#[allow(missing_docs)]
+pub trait Single:
+    Float + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// As many lanes of 32 bits.
+    type Word: Word<Truth = Self::Truth>;
+    /// A constant in every lane.
+    fn lit(x: f32) -> Self;
+    fn to_word(self) -> Self::Word;
+    fn from_word(bits: Self::Word) -> Self;
+    /// From an i32.
+    fn of_signed(x: Self::Word) -> Self;
+    fn copysign(self, sign: Self) -> Self;
+}
+
+/// Lanes of 32 bits.
+#[allow(missing_docs)]
+pub trait Word: Num + Bits {
+    /// A constant in every lane.
+    fn lit(x: u32) -> Self;
+    fn shl(self, by: u32) -> Self;
+    fn shr(self, by: u32) -> Self;
+    /// As [`Word::shr`], with copies of the highest bit shifted in.
+    fn sar(self, by: u32) -> Self;
+    fn is_even(self) -> Self::Truth;
+}
+
+impl Single for f32 {
+    type Word = u32;
+    #[inline(always)]
+    fn lit(x: f32) -> f32 {
+        x
+    }
+    #[inline(always)]
+    fn to_word(self) -> u32 {
+        self.to_bits()
+    }
+    #[inline(always)]
+    fn from_word(bits: u32) -> f32 {
+        f32::from_bits(bits)
+    }
+    #[inline(always)]
+    fn of_signed(x: u32) -> f32 {
+        x as i32 as f32
+    }
+    #[inline(always)]
+    fn copysign(self, sign: f32) -> f32 {
+        f32::copysign(self, sign)
+    }
+}
+
+impl Word for u32 {
+    #[inline(always)]
+    fn lit(x: u32) -> u32 {
+        x
+    }
+    #[inline(always)]
+    fn shl(self, by: u32) -> u32 {
+        self << by
+    }
+    #[inline(always)]
+    fn shr(self, by: u32) -> u32 {
+        self >> by
+    }
+    #[inline(always)]
+    fn sar(self, by: u32) -> u32 {
+        (self as i32 >> by) as u32
+    }
+    #[inline(always)]
+    fn is_even(self) -> bool {
+        self & 1 == 0
+    }
+}
+
 macro_rules! floats {
     ($($t:ident by $functions:ident;)*) => {$(
         impl Num for $t {
+            type Truth = bool;
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
             #[inline(always)]
@@ -265,6 +350,14 @@ macro_rules! floats {
             fn round_even(self) -> $t { $t::round_ties_even(self) }
             #[inline(always)]
             fn fma(self, a: $t, b: $t) -> $t { self.mul_add(a, b) }
+            #[inline(always)]
+            fn below(self, o: $t) -> bool { self < o }
+            #[inline(always)]
+            fn above(self, o: $t) -> bool { self > o }
+            #[inline(always)]
+            fn equals(self, o: $t) -> bool { self == o }
+            #[inline(always)]
+            fn pick(truth: bool, a: $t, b: $t) -> $t { if truth { a } else { b } }
         }
     )*};
 }
@@ -282,6 +375,7 @@ macro_rules! ints {
     ($($t:ident $signed:literal)*) => {$(
         #[allow(unused_comparisons)]
         impl Num for $t {
+            type Truth = bool;
             const ZERO: $t = 0;
             const ONE: $t = 1;
             #[inline(always)]

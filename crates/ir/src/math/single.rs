@@ -1,10 +1,12 @@
 //! Functions of f32 without branches or tables, so that a loop which calls them becomes vector code on any instruction
 //! set with the same bits on each: only IEEE operations, exact fused multiply-adds, integer operations and selections.
+//! They are written for any [`Single`]: f32 itself, or what stands for lanes of f32 in code that is being generated.
 //!
 //! Coefficients are minimax (Remez) for the error named beside them, rounded to f32. The largest errors, in units in the
 //! last place of the result, were measured against f64 over every 37th bit pattern; `tests.rs` holds them on a coarser
 //! sweep. Results below the normal range are rounded like all others, never flushed. What has no entry here is libm's.
 
+use super::{Bits, Num, Single, Word};
 use std::f32::consts::{FRAC_2_PI, LOG2_E};
 
 pub use libm::{
@@ -23,99 +25,105 @@ const FRAC_PI_2: [f32; 3] = [f32::from_bits(0x3fc9_0fda), 7.549_789_4e-8, 5.390_
 
 /// `c[0] + c[1] x + c[2] x² + …`
 #[inline(always)]
-fn polynomial<const N: usize>(x: f32, c: [f32; N]) -> f32 {
-    let mut sum = c[N - 1];
+fn polynomial<T: Single, const N: usize>(x: T, c: [f32; N]) -> T {
+    let mut sum = T::lit(c[N - 1]);
     let mut i = N - 1;
     while i > 0 {
         i -= 1;
-        sum = sum.mul_add(x, c[i]);
+        sum = sum.fma(x, T::lit(c[i]));
     }
     sum
 }
 
 /// 2^n for n in -126..=127, of which only the lowest nine bits are looked at: those of n + [`ROUND`] will do.
 #[inline(always)]
-fn exponent(n: u32) -> f32 {
-    f32::from_bits(n.wrapping_add(127) << 23)
+fn exponent<T: Single>(n: T::Word) -> T {
+    T::from_word(n.add(T::Word::lit(127)).shl(23))
 }
 
 /// x = n log 2 + r with |r| at most half of log 2: (n + [`ROUND`], r).
 #[inline(always)]
-fn reduce(x: f32) -> (f32, f32) {
-    let shifted = x.mul_add(LOG2_E, ROUND);
-    let n = shifted - ROUND;
-    (shifted, n.mul_add(-LN2[1], n.mul_add(-LN2[0], x)))
+fn reduce<T: Single>(x: T) -> (T, T) {
+    let shifted = x.fma(T::lit(LOG2_E), T::lit(ROUND));
+    let n = shifted - T::lit(ROUND);
+    (shifted, n.fma(T::lit(-LN2[1]), n.fma(T::lit(-LN2[0]), x)))
+}
+
+/// x, but `top` if it is above that; a NaN stays.
+#[inline(always)]
+fn at_most<T: Single>(x: T, top: f32) -> T {
+    T::pick(x.above(T::lit(top)), T::lit(top), x)
+}
+
+/// x, but `bottom` if it is below that; a NaN stays.
+#[inline(always)]
+fn at_least<T: Single>(x: T, bottom: f32) -> T {
+    T::pick(x.below(T::lit(bottom)), T::lit(bottom), x)
 }
 
 /// exp(r) - 1 for |r| up to half of log 2, within 2^-31.8 of itself.
 #[inline(always)]
-fn small_exp_m1(r: f32) -> f32 {
+fn small_exp_m1<T: Single>(r: T) -> T {
     let q =
         polynomial(r, [0.5, 0.166_666_66, 0.041_666_348, 0.008_333_391_5, 0.001_394_165_2, 0.000_198_459_6]);
-    (r * r).mul_add(q, r)
+    (r * r).fma(q, r)
 }
 
 /// exp(r) for |r| up to half of log 2, within 2^-28.
 #[inline(always)]
-fn small_exp(r: f32) -> f32 {
+fn small_exp<T: Single>(r: T) -> T {
     let q = polynomial(r, [0.499_999_94, 0.166_665_15, 0.041_668_456, 0.008_369_419, 0.001_381_314_5]);
     // 1 + r is rounded; what that lost is small enough to join the rest.
-    let sum = 1.0 + r;
-    sum + (r * r).mul_add(q, r - (sum - 1.0))
+    let sum = T::ONE + r;
+    sum + (r * r).fma(q, r - (sum - T::ONE))
 }
 
 /// e to the power x, within 0.8 ulp.
 #[inline(always)]
-pub fn exp(x: f32) -> f32 {
+pub fn exp<T: Single>(x: T) -> T {
     // Beyond these the result is an infinity and 0.
-    let x = if x > 89.0 { 89.0 } else { x };
-    let x = if x < -104.0 { -104.0 } else { x };
-    let (shifted, r) = reduce(x);
+    let (shifted, r) = reduce(at_least(at_most(x, 89.0), -104.0));
     // In two factors, each a normal number, though the result may be none: the first product is exact.
-    let n = shifted.to_bits();
-    let half = n >> 1;
-    small_exp(r) * exponent(half) * exponent(n.wrapping_sub(half))
+    let n = shifted.to_word();
+    let half = n.shr(1);
+    small_exp(r) * exponent(half) * exponent(n.sub(half))
 }
 
 /// exp(x) - 1, within 1.45 ulp.
 #[inline(always)]
-pub fn expm1(x: f32) -> f32 {
-    let bounded = if x > 89.0 { 89.0 } else { x };
-    let bounded = if bounded < -20.0 { -20.0 } else { bounded };
-    let (shifted, r) = reduce(bounded);
+pub fn expm1<T: Single>(x: T) -> T {
+    let (shifted, r) = reduce(at_least(at_most(x, 89.0), -20.0));
     let p = small_exp_m1(r);
     // Half of 2^n, because 2^128 is not a number; but half of the smallest numbers is none either.
-    let half = exponent((shifted - 1.0).to_bits());
-    let y = 2.0 * half.mul_add(p, half - 0.5);
-    (if shifted == ROUND { p } else { y }).copysign(x)
+    let half: T = exponent((shifted - T::ONE).to_word());
+    let y = T::lit(2.0) * half.fma(p, half - T::lit(0.5));
+    T::pick(shifted.equals(T::lit(ROUND)), p, y).copysign(x)
 }
 
 /// The hyperbolic tangent, within 1.45 ulp.
 #[inline(always)]
-pub fn tanh(x: f32) -> f32 {
+pub fn tanh<T: Single>(x: T) -> T {
     // Below 0.625 x + x³ P(x²), within 2^-27.7; above 1 - 2z / (1 + z) with z = exp(-2|x|); from 9.02 on it is 1.
     let square = x * x;
     let p = polynomial(square, [-0.333_332_8, 0.133_314_42, -0.053_739_71, 0.020_639_08, -0.005_704_981]);
-    let small = (x * square).mul_add(p, x);
-    let a = x.abs();
-    let a = if a > 10.0 { 10.0 } else { a };
-    let (shifted, r) = reduce(-2.0 * a);
-    let z = exponent(shifted.to_bits()) * small_exp(r);
-    let large = 1.0 - (z + z) / (1.0 + z);
-    (if a < 0.625 { small } else { large }).copysign(x)
+    let small = (x * square).fma(p, x);
+    let a = at_most(x.abs(), 10.0);
+    let (shifted, r) = reduce(T::lit(-2.0) * a);
+    let z = exponent::<T>(shifted.to_word()) * small_exp(r);
+    let large = T::ONE - (z + z) / (T::ONE + z);
+    T::pick(a.below(T::lit(0.625)), small, large).copysign(x)
 }
 
 /// The error function, within 1.15 ulp.
 #[inline(always)]
-pub fn erf(x: f32) -> f32 {
+pub fn erf<T: Single>(x: T) -> T {
     // Below 0.875 x + x E(x²), within 2^-26.8; above 1 - exp(Q(|x|)), within 2^-29; from 3.92 on it is 1.
     let e = polynomial(
         x * x,
         [0.128_379_15, -0.376_125_5, 0.112_824_55, -0.026_791_463, 0.005_032_181_3, -0.000_620_325_5],
     );
-    let small = x.mul_add(e, x);
-    let a = x.abs();
-    let a = if a > 4.0 { 4.0 } else { a };
+    let small = x.fma(e, x);
+    let a = at_most(x.abs(), 4.0);
     let q = polynomial(
         a,
         [
@@ -129,24 +137,24 @@ pub fn erf(x: f32) -> f32 {
         ],
     );
     let (shifted, r) = reduce(q);
-    let large = (-exponent(shifted.to_bits())).mul_add(small_exp(r), 1.0);
-    if a < 0.875 { small } else { large.copysign(x) }
+    let large = exponent::<T>(shifted.to_word()).neg().fma(small_exp(r), T::ONE);
+    T::pick(a.below(T::lit(0.875)), small, large.copysign(x))
 }
 
 /// A positive finite x as (e, m - 1): x = 2^e m, with m from √½ to √2.
 #[inline(always)]
-fn split(x: f32) -> (f32, f32) {
-    let tiny = x < f32::MIN_POSITIVE;
-    let bits = (if tiny { x * 8_388_608.0 } else { x }).to_bits();
-    let above = bits.wrapping_sub(std::f32::consts::FRAC_1_SQRT_2.to_bits()) as i32;
-    let e = (above >> 23) as f32 - if tiny { 23.0 } else { 0.0 };
-    let m = f32::from_bits(bits.wrapping_sub((above as u32) & 0xff80_0000));
-    (e, m - 1.0)
+fn split<T: Single>(x: T) -> (T, T) {
+    let tiny = x.below(T::lit(f32::MIN_POSITIVE));
+    let bits = T::pick(tiny, x * T::lit(8_388_608.0), x).to_word();
+    let above = bits.sub(T::Word::lit(std::f32::consts::FRAC_1_SQRT_2.to_bits()));
+    let e = T::of_signed(above.sar(23)) - T::pick(tiny, T::lit(23.0), T::ZERO);
+    let m = T::from_word(bits.sub(above.and(T::Word::lit(0xff80_0000))));
+    (e, m - T::ONE)
 }
 
 /// e log 2 + log(1 + f), from its own relative error of 2^-27.3 on where e is 0.
 #[inline(always)]
-fn ln_of_parts(e: f32, f: f32) -> f32 {
+fn ln_of_parts<T: Single>(e: T, f: T) -> T {
     let p = polynomial(
         f,
         [
@@ -160,40 +168,40 @@ fn ln_of_parts(e: f32, f: f32) -> f32 {
             -0.076_345_28,
         ],
     );
-    let rest = (f * f).mul_add(f.mul_add(p, -0.5), e * LN2_SHORT[1]);
-    e.mul_add(LN2_SHORT[0], f + rest)
+    let rest = (f * f).fma(f.fma(p, T::lit(-0.5)), e * T::lit(LN2_SHORT[1]));
+    e.fma(T::lit(LN2_SHORT[0]), f + rest)
 }
 
 /// A logarithm's value `y` where x is positive and finite, else what it must be.
 #[inline(always)]
-fn edges(x: f32, y: f32) -> f32 {
-    let zero = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
-    let y = if x > 0.0 { y } else { zero };
-    if x < f32::INFINITY { y } else { x }
+fn edges<T: Single>(x: T, y: T) -> T {
+    let zero = T::pick(x.equals(T::ZERO), T::lit(f32::NEG_INFINITY), T::lit(f32::NAN));
+    let y = T::pick(x.above(T::ZERO), y, zero);
+    T::pick(x.below(T::lit(f32::INFINITY)), y, x)
 }
 
 /// The natural logarithm, within 0.9 ulp.
 #[inline(always)]
-pub fn log(x: f32) -> f32 {
+pub fn log<T: Single>(x: T) -> T {
     let (e, f) = split(x);
     edges(x, ln_of_parts(e, f))
 }
 
 /// log(1 + x), within 1.5 ulp.
 #[inline(always)]
-pub fn log1p(x: f32) -> f32 {
-    let u = 1.0 + x;
-    let big = u - 1.0;
+pub fn log1p<T: Single>(x: T) -> T {
+    let u = T::ONE + x;
+    let big = u - T::ONE;
     // What the sum lost, exactly (Knuth); it joins the fraction at its scale.
-    let lost = (1.0 - (u - big)) + (x - big);
+    let lost = (T::ONE - (u - big)) + (x - big);
     let (e, f) = split(u);
-    let scale = exponent((ROUND - if e > 126.0 { 126.0 } else { e }).to_bits());
-    edges(u, ln_of_parts(e, lost.mul_add(scale, f))).copysign(x)
+    let scale = exponent((T::lit(ROUND) - at_most(e, 126.0)).to_word());
+    edges(u, ln_of_parts(e, lost.fma(scale, f))).copysign(x)
 }
 
 /// The logarithm to base 2, within 1 ulp; that of a power of two is exact.
 #[inline(always)]
-pub fn log2(x: f32) -> f32 {
+pub fn log2<T: Single>(x: T) -> T {
     // log2(1 + f) is f times log2 e, of which the nearest f32 is split off, and the rest, within 2^-27.8.
     let (e, f) = split(x);
     let p = polynomial(
@@ -211,7 +219,7 @@ pub fn log2(x: f32) -> f32 {
             -0.109_948_75,
         ],
     );
-    edges(x, e + f.mul_add(LOG2_E, f * p))
+    edges(x, e + f.fma(T::lit(LOG2_E), f * p))
 }
 
 /// Below this in magnitude sine and cosine are [`sin_near`] and [`cos_near`]; from it on they are libm's, which reduces
@@ -232,32 +240,33 @@ pub fn cos(x: f32) -> f32 {
 
 /// The sine of a number below [`NEAR`] in magnitude.
 #[inline(always)]
-pub fn sin_near(x: f32) -> f32 {
+pub fn sin_near<T: Single>(x: T) -> T {
     wave(x, 0)
 }
 
 /// The cosine of a number below [`NEAR`] in magnitude.
 #[inline(always)]
-pub fn cos_near(x: f32) -> f32 {
+pub fn cos_near<T: Single>(x: T) -> T {
     wave(x, 1)
 }
 
 /// The sine of x and `quarters` right angles.
 #[inline(always)]
-fn wave(x: f32, quarters: u32) -> f32 {
-    let shifted = x.mul_add(FRAC_2_PI, ROUND);
-    let n = -(shifted - ROUND);
+fn wave<T: Single>(x: T, quarters: u32) -> T {
+    let shifted = x.fma(T::lit(FRAC_2_PI), T::lit(ROUND));
+    let n = (shifted - T::lit(ROUND)).neg();
     // The first difference is exact: both sides are multiples of 2^-23 below 1.
-    let r = n.mul_add(FRAC_PI_2[2], n.mul_add(FRAC_PI_2[1], n.mul_add(FRAC_PI_2[0], x)));
+    let r = n.fma(T::lit(FRAC_PI_2[0]), x);
+    let r = n.fma(T::lit(FRAC_PI_2[2]), n.fma(T::lit(FRAC_PI_2[1]), r));
     let square = r * r;
     // Within 2^-27.8 and 2^-33.
     let s = polynomial(square, [-0.166_666_54, 0.008_332_113, -0.000_195_087_41]);
     let c = polynomial(square, [0.041_666_646, -0.001_388_730_6, 0.000_024_431_205]);
-    let s = (r * square).mul_add(s, r).copysign(r);
-    let c = square.mul_add(square.mul_add(c, -0.5), 1.0);
-    let quarter = shifted.to_bits().wrapping_add(quarters);
-    let y = if quarter & 1 == 0 { s } else { c };
-    f32::from_bits(y.to_bits() ^ ((quarter & 2) << 30))
+    let s = (r * square).fma(s, r).copysign(r);
+    let c = square.fma(square.fma(c, T::lit(-0.5)), T::ONE);
+    let quarter = shifted.to_word().add(T::Word::lit(quarters));
+    let y = T::pick(quarter.is_even(), s, c);
+    T::from_word(y.to_word().xor(quarter.and(T::Word::lit(2)).shl(30)))
 }
 
 /// a to the power b, within 0.51 ulp, by logarithm and power in f64; edges as in C.
