@@ -109,6 +109,7 @@ impl Kernels for CpuKernels {
         vec![
             Box::new(fused::Elementwise::new(self.arena.clone())),
             Box::new(fused::Rows::new(self.arena.clone())),
+            Box::new(fused::Product::new(self.arena.clone())),
         ]
     }
 

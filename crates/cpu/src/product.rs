@@ -2,13 +2,14 @@
 
 use crate::cpu::Context;
 use crate::elementwise;
-use crate::gemm::{Mat, MatMut, gemm, gemm_half, gemm_int};
+use crate::gemm::{After, Block, Mat, MatMut, gemm_half_then, gemm_int, gemm_then};
 use crate::host::Arg;
 use crate::pool;
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_ir::{DType, Dims, Meta, Shape, quant};
+use smallvec::SmallVec;
 
 /// Multiply-adds above which one product is worth all threads.
 const LARGE: usize = 1 << 21;
@@ -18,6 +19,20 @@ pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Me
         return packed(cx, transpose, a, b, out);
     }
     let target = cx.fresh(out)?;
+    dot_into(transpose, a, b, &target, &|_| ())?;
+    Ok(target)
+}
+
+/// The product of plain matrices into a dense target of its shape, which nobody else uses. `after` is told of each block
+/// that is complete, with the rows of all batches as those of one matrix.
+pub(crate) fn dot_into(
+    transpose: bool,
+    a: &View,
+    b: &View,
+    target: &View,
+    after: After<'_>,
+) -> Result<(), Error> {
+    let out = target.meta();
     let b = if transpose { swapped(b) } else { b.clone() };
     let rank = out.shape.len();
     let batch: Shape = Dims::collect(out.shape[..rank - 2].iter().copied());
@@ -27,13 +42,13 @@ pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Me
     let flat = a.is_dense() && b.strides[..rank - 2].iter().zip(&batch[..]).all(|(&s, &d)| s == 0 || d == 1);
     let (m, batch) = if flat { (m * batch.numel(), Shape::default()) } else { (m, batch) };
     let count = batch.numel();
-    let steps = |x: &View| -> Vec<isize> {
+    let steps = |x: &View| -> SmallVec<[isize; 16]> {
         let outer = View {
             shape: batch,
             strides: Dims::collect(x.strides[..batch.len()].iter().copied()),
             ..x.clone()
         };
-        let mut offsets = Vec::with_capacity(count);
+        let mut offsets = SmallVec::with_capacity(count);
         outer.walk().runs(0, count, |_, offset, n, stride| {
             offsets.extend((0..n as isize).map(|i| offset + i * stride))
         });
@@ -41,16 +56,17 @@ pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Me
     };
     let (a_at, b_at) = (steps(&a), steps(&b));
     macro_rules! products {
-        ($kernel:ident $T:ty) => {{
+        ($kernel:ident $T:ty $(, $after:ident)?) => {{
             let (pa, pb, pc) = (Base(a.ptr::<$T>()), Base(b.ptr::<$T>()), Base(target.ptr::<$T>()));
             let one = |i: usize| {
                 let (pa, pb, pc) = (pa, pb, pc);
                 let left = Mat { ptr: pa.0.wrapping_offset(a_at[i]).cast_const(), rs: a.strides[rank - 2], cs: a.strides[rank - 1] };
                 let right = Mat { ptr: pb.0.wrapping_offset(b_at[i]).cast_const(), rs: b.strides[rank - 2], cs: b.strides[rank - 1] };
                 let to = MatMut { ptr: pc.0.wrapping_add(i * m * n), rs: n as isize, cs: 1 };
+                $(let $after = |block: Block| after(Block { i: i * m + block.i, ..block });)?
                 // SAFETY: the strides are those of views of a's, b's and the fresh target's buffers, so every element
                 // lies within them; products of different batches write different elements.
-                unsafe { $kernel::<$T>(m, n, k, left, right, to) }
+                unsafe { $kernel::<$T>(m, n, k, left, right, to $(, &$after)?) }
             };
             if count == 1 || m.saturating_mul(n).saturating_mul(k) > LARGE {
                 (0..count).for_each(one);
@@ -60,10 +76,10 @@ pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Me
         }};
     }
     match out.dtype {
-        DType::F64 => products!(gemm f64),
-        DType::F32 => products!(gemm f32),
-        DType::F16 => products!(gemm_half f16),
-        DType::BF16 => products!(gemm_half bf16),
+        DType::F64 => products!(gemm_then f64, told),
+        DType::F32 => products!(gemm_then f32, told),
+        DType::F16 => products!(gemm_half_then f16, told),
+        DType::BF16 => products!(gemm_half_then bf16, told),
         DType::I64 => products!(gemm_int i64),
         DType::I32 => products!(gemm_int i32),
         DType::I16 => products!(gemm_int i16),
@@ -72,9 +88,11 @@ pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Me
         DType::U32 => products!(gemm_int u32),
         DType::U16 => products!(gemm_int u16),
         DType::U8 => products!(gemm_int u8),
-        DType::Bool | DType::Q8 | DType::Q4 => unreachable!("refused by infer"),
+        DType::Bool | DType::Q8 | DType::Q4 => {
+            return Err(Error::Unsupported { op: "dot".into(), device: "cpu".into() });
+        }
     }
-    Ok(target)
+    Ok(())
 }
 
 #[derive(Clone, Copy)]

@@ -65,7 +65,7 @@ impl Optimization<View> for Fused {
 }
 
 /// The dtypes of all operands and results.
-fn dtypes(nodes: &[&Node], handles: &dyn Handles<View>) -> Option<FxHashMap<Id, DType>> {
+pub(super) fn dtypes(nodes: &[&Node], handles: &dyn Handles<View>) -> Option<FxHashMap<Id, DType>> {
     let mut metas: FxHashMap<Id, Meta> = FxHashMap::default();
     for node in nodes {
         let mut ins: SmallVec<[Meta; 3]> = SmallVec::new();

@@ -1,6 +1,6 @@
 //! Fused execution: several nodes as one pass over memory.
 //!
-//! A fuser (`elementwise.rs`, `rows.rs`) collects nodes of a window into a program (`program.rs`) in static single
+//! A fuser (`elementwise.rs`, `rows.rs`, `product.rs`) collects nodes of a window into a program (`program.rs`) in static single
 //! assignment. At its first run the program is cut into lines (`schedule.rs`), each a pass (`pass.rs`) but for what
 //! depends on shapes. A run lays its operands over a grid (`layout.rs`), makes room for results (`bind.rs`) and runs the
 //! lines over parts of the grid (`run.rs`), by generated code or by the loops of the unfused device (`looped.rs`). Either
@@ -10,6 +10,7 @@ pub(crate) mod kernel;
 pub(crate) mod pass;
 mod source;
 mod elementwise;
+mod product;
 mod rows;
 
 mod program;
@@ -21,6 +22,7 @@ mod run;
 mod fused;
 
 pub(crate) use elementwise::Elementwise;
+pub(crate) use product::Product;
 pub(crate) use rows::Rows;
 
 use kiln_fuse::{LAUNCH, Window};

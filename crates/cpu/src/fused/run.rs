@@ -71,6 +71,22 @@ impl Bound<'_> {
         self.unstack();
     }
 
+    /// Computes some columns of some rows, on this thread. The program reduces nothing, and its rows are not short.
+    pub fn part(&self, first: usize, count: usize, column: usize, width: usize) {
+        let scratch = self.scratch(1, self.grid.length);
+        with_scratch(scratch.total, |memory| {
+            let own = memory.wrapping_add(scratch.own);
+            let frame = Frame { shared: memory, own, base: first, first, count, column, width };
+            for (at, level) in self.schedule.levels.iter().enumerate() {
+                if let (Some(line), Some(looped)) = (&level.wide, &self.loops[at][1]) {
+                    // SAFETY: the scratch is laid out for a row; the caller's parts are disjoint.
+                    unsafe { self.wide(&scratch, &frame, line, looped, |_, _, _, _| ()) };
+                }
+            }
+        });
+        fence();
+    }
+
     fn blocks(&self, block: usize) {
         let (rows, length) = (self.grid.rows, self.grid.length);
         let scratch = self.scratch(block, length);

@@ -3,8 +3,7 @@
 use super::isa::{Isa, isa};
 use super::scalar::{Compute, Narrow, Source};
 use super::scratch::{SUMMED, Shared, with_scratch};
-use super::{Mat, MatMut, Product};
-use crate::pool;
+use super::{After, Block, Mat, MatMut, Product};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -14,15 +13,32 @@ use half::{bf16, f16};
 /// As for [`gemm`](super::gemm).
 pub unsafe fn gemm_half<H: Half>(m: usize, n: usize, k: usize, a: Mat<H>, b: Mat<H>, c: MatMut<H>) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { half_on(isa(), Product { m, n, k, a, b, c }) }
+    unsafe { half_on(isa(), Product { m, n, k, a, b, c }, &|_| ()) }
+}
+
+/// As [`gemm_half`], and calls `after` as [`gemm_then`](super::gemm_then) does.
+///
+/// # Safety
+/// As for [`gemm_then`](super::gemm_then).
+pub unsafe fn gemm_half_then<H: Half>(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Mat<H>,
+    b: Mat<H>,
+    c: MatMut<H>,
+    after: After<'_>,
+) {
+    // SAFETY: the caller's promise, and `isa()` is supported here.
+    unsafe { half_on(isa(), Product { m, n, k, a, b, c }, after) }
 }
 
 /// `f16` and `bf16`.
 pub trait Half: Source<f32> + Narrow {}
 
 /// # Safety
-/// As for `gemm`, and `isa` is supported.
-pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Product<H, H>) {
+/// As for `gemm_then`, and `isa` is supported.
+pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Product<H, H>, after: After<'_>) {
     if p.m == 0 || p.n == 0 {
         return;
     }
@@ -31,16 +47,29 @@ pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Product<H, H>) {
         for j in (0..p.n).step_by(n_most) {
             let (m, n) = (m_most.min(p.m - i), n_most.min(p.n - j));
             with_scratch(&SUMMED, m * n, |sums: *mut f32| {
+                let from = Shared(sums);
+                let rounded = |block: Block| {
+                    let block = Block { i: i + block.i, j: j + block.j, ..block };
+                    // SAFETY: the block is complete in the scratch and this thread's alone in C.
+                    unsafe {
+                        round(
+                            block,
+                            Mat {
+                                ptr: from.get().add((block.i - i) * n + block.j - j),
+                                rs: n as isize,
+                                cs: 1,
+                            },
+                            p.c,
+                        )
+                    };
+                    after(block);
+                };
                 // SAFETY: the block is in C, and the scratch holds one.
                 unsafe {
                     let c = MatMut { ptr: sums, rs: n as isize, cs: 1 };
                     let a = Mat { ptr: p.a.at(i, 0), ..p.a };
                     let b = Mat { ptr: p.b.at(0, j), ..p.b };
-                    let block = Product { m, n, k: p.k, a, b, c };
-                    <f32 as Compute>::run(isa, block);
-                    let wide = block.wide();
-                    let out = MatMut { ptr: p.c.at(i, j), ..p.c };
-                    round(wide, m, n, Shared(sums), out);
+                    <f32 as Compute>::run(isa, Product { m, n, k: p.k, a, b, c }, &rounded);
                 }
             });
         }
@@ -50,26 +79,24 @@ pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Product<H, H>) {
 /// Elements of C summed in `f32` at a time: 4 MiB.
 const HALF_BLOCK: usize = 1 << 20;
 
+/// Rounds the sums of one block of `c`.
+///
 /// # Safety
-/// `sums` holds m × n in row order; `c` as for `gemm`.
-unsafe fn round<H: Half>(wide: bool, m: usize, n: usize, sums: Shared<f32>, c: MatMut<H>) {
-    let rows = if wide { m.div_ceil(2 * pool::threads()) } else { m };
-    let to = Shared(c.ptr);
-    pool::parallel(m.div_ceil(rows), &|chunk| {
-        for i in chunk * rows..m.min((chunk + 1) * rows) {
-            // SAFETY: the caller's promise; chunks have distinct rows.
-            unsafe {
-                let (from, line) = (sums.get().add(i * n), to.get().offset(i as isize * c.rs));
-                if c.cs == 1 {
-                    H::narrow_line(from, n, line);
-                } else {
-                    for j in 0..n {
-                        *line.offset(j as isize * c.cs) = H::narrow(*from.add(j));
-                    }
+/// `sums` holds the block, with columns that are neighbours; `c` as for `gemm`.
+unsafe fn round<H: Half>(block: Block, sums: Mat<f32>, c: MatMut<H>) {
+    for i in 0..block.m {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let (from, line) = (sums.at(i, 0), c.at(block.i + i, block.j));
+            if c.cs == 1 {
+                H::narrow_line(from, block.n, line);
+            } else {
+                for j in 0..block.n {
+                    *line.offset(j as isize * c.cs) = H::narrow(*from.add(j));
                 }
             }
         }
-    });
+    }
 }
 
 macro_rules! halves {

@@ -21,11 +21,11 @@ pub(super) trait Kernel<T: Compute>: 'static {
     const MR: usize;
     const NR: usize;
 
-    /// `c[r][..NR]` = or += the sums over `kc` of strips `a` and `b`, for r < rows.
+    /// Computes one tile of C.
     ///
     /// # Safety
-    /// Strips as `pack` lays them out; the rows of `c` are writable.
-    unsafe fn tile(rows: usize, kc: usize, a: *const T, b: *const T, c: *mut T, crs: isize, add: bool);
+    /// As [`Tile`] says.
+    unsafe fn tile(t: Tile<T>);
 
     /// # Safety
     /// The strip is readable and `to` has room for width · kc.
@@ -63,86 +63,158 @@ pub(super) trait Vector: Copy {
     unsafe fn splat(x: Self::T) -> Self;
     unsafe fn load(from: *const Self::T) -> Self;
     unsafe fn store(self, to: *mut Self::T);
+    /// The first n < LANES, and zeros.
+    unsafe fn load_part(from: *const Self::T, n: usize) -> Self;
+    /// The first n < LANES.
+    unsafe fn store_part(self, to: *mut Self::T, n: usize);
     unsafe fn fma(self, b: Self, acc: Self) -> Self;
     unsafe fn plus(self, other: Self) -> Self;
+    /// The sums of a full tile of this register, where there is a loop by hand.
+    ///
+    /// # Safety
+    /// As [`Tile`] says, for 12 rows and more than LANES columns.
+    unsafe fn sums(_: &Tile<Self::T>) -> Option<[[Self; 2]; 12]> {
+        None
+    }
     /// Fetches the line of an address that need not be valid.
     fn ahead(at: *const Self::T);
     /// Packs as much of K as comes in whole blocks from lines contiguous along K, and returns how much that is.
     unsafe fn transpose(strip: &Strip<Self::T>, width: usize, to: *mut Self::T) -> usize;
 }
 
+/// The most numbers that a tile has.
 pub(super) const MAX_TILE: usize = 12 * 32;
+
+/// One tile: `c[r][..cols]` = or += the sums over `kc` of `a[r][k] * b[k][..cols]`, for r < rows.
+///
+/// Readable are MR rows of `a` (exactly MR = `rows` where `aks` is 1) and NR columns of `b`, for `kc` steps; writable
+/// are `rows` × `cols` of `c`.
+pub(super) struct Tile<T> {
+    /// At most MR.
+    pub(super) rows: usize,
+    /// At most NR.
+    pub(super) cols: usize,
+    pub(super) kc: usize,
+    pub(super) a: *const T,
+    /// Distance of rows of A: 1 in a packed strip.
+    pub(super) ars: isize,
+    /// Distance of steps of A: 1 in rows that are not packed.
+    pub(super) aks: isize,
+    pub(super) b: *const T,
+    /// Distance of steps of B.
+    pub(super) bks: isize,
+    pub(super) c: *mut T,
+    /// Distance of rows of C, whose columns are neighbours.
+    pub(super) crs: isize,
+    /// Adds to what the panels before gave.
+    pub(super) add: bool,
+}
 
 /// # Safety
 /// As for `Kernel::tile`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(
-    rows: usize,
-    kc: usize,
-    a: *const V::T,
-    b: *const V::T,
-    c: *mut V::T,
-    crs: isize,
-    add: bool,
-) {
+pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(t: Tile<V::T>) {
     // SAFETY: the caller's promise.
     unsafe {
-        if rows <= 4 && MR > 4 {
-            tile_rows::<V, 4>(MR, rows, kc, a, b, c, crs, add);
-        } else if rows <= 8 && MR > 8 {
-            tile_rows::<V, 8>(MR, rows, kc, a, b, c, crs, add);
-        } else {
-            tile_rows::<V, MR>(MR, rows, kc, a, b, c, crs, add);
+        if MR == 12 && t.rows > 8 && t.cols > V::LANES {
+            fetch_c::<V>(&t);
+            if let Some(sums) = V::sums(&t) {
+                return put_tile::<V, 12, 2>(&t, sums);
+            }
+        }
+        match (t.cols <= V::LANES, t.ars == 1) {
+            (false, false) => tile_rows::<V, MR, 2, true>(t),
+            (true, false) => tile_rows::<V, MR, 1, true>(t),
+            (false, true) if t.rows <= 4 && MR > 4 => tile_rows::<V, 4, 2, false>(t),
+            (false, true) if t.rows <= 8 && MR > 8 => tile_rows::<V, 8, 2, false>(t),
+            (false, true) => tile_rows::<V, MR, 2, false>(t),
+            (true, true) if t.rows <= 4 && MR > 4 => tile_rows::<V, 4, 1, false>(t),
+            (true, true) if t.rows <= 8 && MR > 8 => tile_rows::<V, 8, 1, false>(t),
+            (true, true) => tile_rows::<V, MR, 1, false>(t),
         }
     }
 }
 
+/// R rows of H registers; A by rows or by steps.
+///
 /// # Safety
-/// As for `Kernel::tile`; rows ≤ R ≤ mr.
+/// As for `Kernel::tile`; rows ≤ R ≤ MR, and R = MR by rows.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-unsafe fn tile_rows<V: Vector, const R: usize>(
-    mr: usize,
-    rows: usize,
-    kc: usize,
-    mut a: *const V::T,
-    mut b: *const V::T,
-    c: *mut V::T,
-    crs: isize,
-    add: bool,
-) {
-    // SAFETY: strips have kc steps of mr and 2 · LANES numbers, and rows of `c` have 2 · LANES.
+unsafe fn tile_rows<V: Vector, const R: usize, const H: usize, const BY_ROWS: bool>(t: Tile<V::T>) {
+    let Tile { kc, mut a, ars, aks, mut b, bks, .. } = t;
+    fetch_c::<V>(&t);
+    // SAFETY: the caller's promise; what is fetched ahead need not be there.
     unsafe {
-        let zero = V::splat(V::T::default());
-        // Rows of C are far apart, so no hardware prefetch finds them; measured 3 to 6 % from n = 1024 on.
-        for r in 0..rows {
-            let c = c.wrapping_offset(r as isize * crs);
-            V::ahead(c);
-            V::ahead(c.wrapping_add(2 * V::LANES - 1));
-        }
-        let mut acc = [[zero; 2]; R];
+        let mut from: [_; 4] = std::array::from_fn(|q| a.wrapping_offset(3 * q as isize * ars));
+        let mut acc = [[V::splat(V::T::default()); H]; R];
         for _ in 0..kc {
-            let (b0, b1) = (V::load(b), V::load(b.add(V::LANES)));
-            for (r, acc) in acc.iter_mut().enumerate() {
-                let x = V::splat(*a.add(r));
-                acc[0] = x.fma(b0, acc[0]);
-                acc[1] = x.fma(b1, acc[1]);
+            let soon = b.wrapping_offset(AHEAD * bks);
+            let mut row = [V::splat(V::T::default()); H];
+            for (h, x) in row.iter_mut().enumerate() {
+                V::ahead(soon.wrapping_add(h * V::LANES));
+                *x = V::load(b.add(h * V::LANES));
             }
-            a = a.add(mr);
-            b = b.add(2 * V::LANES);
+            if BY_ROWS {
+                // Three rows from each of a few addresses: all fit in registers that way.
+                for (first, acc) in from.iter_mut().zip(acc.as_chunks_mut::<3>().0) {
+                    for (r, acc) in acc.iter_mut().enumerate() {
+                        let x = V::splat(*first.offset(r as isize * ars));
+                        for (acc, b) in acc.iter_mut().zip(row) {
+                            *acc = x.fma(b, *acc);
+                        }
+                    }
+                    *first = first.wrapping_add(1);
+                }
+            } else {
+                for (r, acc) in acc.iter_mut().enumerate() {
+                    let x = V::splat(*a.add(r));
+                    for (acc, b) in acc.iter_mut().zip(row) {
+                        *acc = x.fma(b, *acc);
+                    }
+                }
+                a = a.offset(aks);
+            }
+            b = b.offset(bks);
         }
-        for (r, acc) in acc.into_iter().enumerate() {
-            if r < rows {
-                let c = c.offset(r as isize * crs);
-                for (h, x) in acc.into_iter().enumerate() {
-                    let c = c.add(h * V::LANES);
-                    if add { V::load(c).plus(x).store(c) } else { x.store(c) }
+        put_tile::<V, R, H>(&t, acc);
+    }
+}
+
+/// Rows of C are far apart, so no hardware prefetch finds them; measured 3 to 6 % from n = 1024 on.
+#[inline(always)]
+fn fetch_c<V: Vector>(t: &Tile<V::T>) {
+    for r in 0..t.rows {
+        let c = t.c.wrapping_offset(r as isize * t.crs);
+        V::ahead(c);
+        V::ahead(c.wrapping_add(t.cols - 1));
+    }
+}
+
+/// Writes the sums to C, or adds them.
+///
+/// # Safety
+/// As [`Tile`] says for C.
+#[inline(always)]
+unsafe fn put_tile<V: Vector, const R: usize, const H: usize>(t: &Tile<V::T>, sums: [[V; H]; R]) {
+    for (r, sums) in sums.into_iter().enumerate().take(t.rows) {
+        for (h, x) in sums.into_iter().enumerate() {
+            // SAFETY: the caller's promise.
+            unsafe {
+                let (c, n) = (t.c.offset(r as isize * t.crs).add(h * V::LANES), t.cols - h * V::LANES);
+                if n >= V::LANES {
+                    if t.add { V::load(c).plus(x).store(c) } else { x.store(c) }
+                } else if t.add {
+                    V::load_part(c, n).plus(x).store_part(c, n)
+                } else {
+                    x.store_part(c, n)
                 }
             }
         }
     }
 }
+
+/// Steps of K that B is fetched ahead of its use.
+const AHEAD: isize = 8;
 
 /// # Safety
 /// As for `Kernel::pack`.
@@ -151,14 +223,16 @@ pub(super) unsafe fn pack_body<V: Vector>(strip: Strip<V::T>, width: usize, to: 
     let Strip { from, ls, ks, lines, kc } = strip;
     // SAFETY: the caller's promise; lines ≤ width.
     unsafe {
-        if ls == 1 && lines == width && width.is_multiple_of(V::LANES) {
-            for k in 0..kc {
-                let from = from.offset(k as isize * ks);
-                for l in (0..width).step_by(V::LANES) {
-                    V::load(from.add(l)).store(to.add(k * width + l));
-                }
-            }
-            return;
+        if ls == 1 && lines == width {
+            return match width {
+                4 => copy_lines::<V, 4>(&strip, to),
+                6 => copy_lines::<V, 6>(&strip, to),
+                8 => copy_lines::<V, 8>(&strip, to),
+                12 => copy_lines::<V, 12>(&strip, to),
+                16 => copy_lines::<V, 16>(&strip, to),
+                32 => copy_lines::<V, 32>(&strip, to),
+                _ => unreachable!("a width that no kernel has"),
+            };
         }
         let done = if ks == 1 { V::transpose(&strip, width, to) } else { 0 };
         for k in done..kc {
@@ -175,6 +249,22 @@ pub(super) unsafe fn pack_body<V: Vector>(strip: Strip<V::T>, width: usize, to: 
     }
 }
 
+/// Copies W neighbours a step; fetches ahead, since the rows they come from are far apart.
+///
+/// # Safety
+/// As for `Kernel::pack`; lines = width = W and ls = 1.
+#[inline(always)]
+unsafe fn copy_lines<V: Vector, const W: usize>(strip: &Strip<V::T>, to: *mut V::T) {
+    for k in 0..strip.kc {
+        let from = strip.from.wrapping_offset(k as isize * strip.ks);
+        let soon = from.wrapping_offset(2 * AHEAD * strip.ks);
+        V::ahead(soon);
+        V::ahead(soon.wrapping_add(W - 1));
+        // SAFETY: the caller's promise.
+        unsafe { to.add(k * W).cast::<[V::T; W]>().write(from.cast::<[V::T; W]>().read()) };
+    }
+}
+
 /// Implements [`Kernel`] for an instruction set, a type and its register.
 macro_rules! kernels {
     ($($isa:ident, $t:ty, $v:ty, $mr:literal $(, $feature:literal)?;)*) => {$(
@@ -183,11 +273,9 @@ macro_rules! kernels {
             const NR: usize = 2 * <$v as Vector>::LANES;
 
             $(#[target_feature(enable = $feature)])?
-            unsafe fn tile(
-                rows: usize, kc: usize, a: *const $t, b: *const $t, c: *mut $t, crs: isize, add: bool,
-            ) {
+            unsafe fn tile(t: Tile<$t>) {
                 // SAFETY: the caller's promise.
-                unsafe { tile_body::<$v, $mr>(rows, kc, a, b, c, crs, add) }
+                unsafe { tile_body::<$v, $mr>(t) }
             }
 
             $(#[target_feature(enable = $feature)])?
@@ -235,8 +323,8 @@ pub(super) use kernels;
 pub(super) struct Portable;
 
 kernels! {
-    Portable, f32, Lanes<f32>, 4;
-    Portable, f64, Lanes<f64>, 4;
+    Portable, f32, Lanes<f32>, 6;
+    Portable, f64, Lanes<f64>, 6;
 }
 
 #[derive(Clone, Copy)]
@@ -261,6 +349,20 @@ impl<T: Compute> Vector for Lanes<T> {
     unsafe fn store(self, to: *mut T) {
         // SAFETY: the caller's promise.
         unsafe { to.cast::<[T; 4]>().write(self.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_part(from: *const T, n: usize) -> Self {
+        let mut lanes = [T::default(); 4];
+        // SAFETY: the caller's promise.
+        unsafe { lanes.as_mut_ptr().copy_from_nonoverlapping(from, n) };
+        Lanes(lanes)
+    }
+
+    #[inline(always)]
+    unsafe fn store_part(self, to: *mut T, n: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { to.copy_from_nonoverlapping(self.0.as_ptr(), n) }
     }
 
     #[inline(always)]

@@ -6,7 +6,8 @@
 //! can be chosen by speed alone. A path reads operands through `scalar`, keeps what it packs in `scratch` and loops in
 //! `kernel`, over the registers of `x86` where there are any. Called by the CPU device, one call a matrix; splits large
 //! products over `pool`. Products commute bit for bit (except for which NaN comes out of two), so operands are exchanged
-//! where that suits the layout of C. Deliberately absent: alpha, beta, epilogues, batches.
+//! where that suits the layout of C. `gemm_then` calls back for each block of C when it is done, for an epilogue while it
+//! is in cache. Deliberately absent: alpha, beta, batches.
 
 mod isa;
 
@@ -17,16 +18,19 @@ mod direct;
 mod half;
 mod integer;
 
+mod parted;
 mod scratch;
 mod scalar;
 mod kernel;
+#[cfg(target_arch = "x86_64")]
+mod wide;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
 #[cfg(test)]
 mod tests;
 
-pub use half::{Half, gemm_half};
+pub use half::{Half, gemm_half, gemm_half_then};
 pub use integer::{GemmInt, gemm_int};
 pub use isa::{Isa, isa};
 pub use scalar::GemmScalar;
@@ -66,7 +70,46 @@ pub struct MatMut<T> {
 /// neither input, and nobody else accesses them meanwhile.
 pub unsafe fn gemm<T: GemmScalar>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { T::run(isa(), Product { m, n, k, a, b, c }) }
+    unsafe { T::run(isa(), Product { m, n, k, a, b, c }, &|_| ()) }
+}
+
+/// As [`gemm`], and calls `after` once for each block of C as soon as that is complete, on the thread that computed it.
+///
+/// # Safety
+/// As for [`gemm`]; `after` may read and write its own block of C.
+pub unsafe fn gemm_then<T: GemmScalar>(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: Mat<T>,
+    b: Mat<T>,
+    c: MatMut<T>,
+    after: After<'_>,
+) {
+    // SAFETY: the caller's promise, and `isa()` is supported here.
+    unsafe { T::run(isa(), Product { m, n, k, a, b, c }, after) }
+}
+
+/// What is called for each complete block of C. Blocks cover C and do not overlap.
+pub type After<'a> = &'a (dyn Fn(Block) + Sync);
+
+/// Rows `i..i + m` and columns `j..j + n`, never empty.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    /// First row.
+    pub i: usize,
+    /// Rows.
+    pub m: usize,
+    /// First column.
+    pub j: usize,
+    /// Columns.
+    pub n: usize,
+}
+
+impl Block {
+    fn swapped(self) -> Block {
+        Block { i: self.j, m: self.n, j: self.i, n: self.m }
+    }
 }
 
 impl<T> Clone for Mat<T> {
@@ -125,8 +168,6 @@ const PANEL: usize = 512;
 const DIRECT_WORK: usize = 4096;
 /// From this many on (about 6 µs on one core) waking a worker pays.
 const PARALLEL_WORK: usize = 1 << 19;
-/// Up to this many, each thread packs all it needs: packing twice is cheaper than fetching from another core's cache.
-const APART_WORK: usize = 20 << 20;
 /// An operand this thin is read once, so speed is that of memory.
 const SKINNY: usize = 4;
 
@@ -173,31 +214,41 @@ fn panels(k: usize) -> impl Iterator<Item = (usize, usize)> {
 /// Picks the path.
 ///
 /// # Safety
-/// As for `gemm`, and the instruction set of `K` is supported.
-unsafe fn route<K: Kernel<T>, S: Source<T>, T: Compute>(mut p: Product<S, T>) {
+/// As for `gemm_then`, and the instruction set of `K` is supported.
+unsafe fn route<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
     if p.m == 0 || p.n == 0 {
         return;
     }
-    if p.k == 0 {
-        // SAFETY: the caller's promise.
-        return unsafe { fill(p.m, p.n, p.c) };
-    }
     let thin = p.m.min(p.n) <= SKINNY;
-    if (thin && p.n < p.m) || (!thin && p.c.cs != 1 && p.c.rs == 1) {
-        p = p.swapped();
-    }
-    // SAFETY: the caller's promise in all four.
+    // SAFETY: the caller's promise in both.
     unsafe {
-        if p.n <= SKINNY && p.k > 2 * PANEL {
+        if (thin && p.n < p.m) || (!thin && p.c.cs != 1 && p.c.rs == 1) {
+            path::<K, S, T>(p.swapped(), &|block| after(block.swapped()));
+        } else {
+            path::<K, S, T>(p, after);
+        }
+    }
+}
+
+/// # Safety
+/// As for `route`.
+unsafe fn path<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+    let whole = Block { i: 0, m: p.m, j: 0, n: p.n };
+    // SAFETY: the caller's promise in all.
+    unsafe {
+        if p.k == 0 {
+            fill(p.m, p.n, p.c);
+        } else if p.n <= SKINNY && p.k > 2 * PANEL {
             chains::<K, S, T>(p);
         } else if p.work() <= DIRECT_WORK {
             K::direct(p);
-        } else if thin && p.b.cs == 1 {
-            rows::<K, S, T>(p);
+        } else if p.m <= SKINNY && p.b.cs == 1 {
+            return rows::<K, S, T>(p, after);
         } else {
-            packed::<K, S, T>(p);
+            return packed::<K, S, T>(p, after);
         }
     }
+    after(whole);
 }
 
 /// # Safety

@@ -1,116 +1,227 @@
-//! The general path: both operands are copied by strips (MR rows of A, NR columns of B), so that the tile kernel reads
-//! them in sequence.
+//! The general path: operands are copied by strips (MR rows of A, NR columns of B), so that the tile kernel reads both
+//! in sequence. One side is packed once for all, the other by whoever computes with it, so that it is in that core's
+//! cache. A strip of A is in L1 while it goes over some strips of B in L2. What is in good order already is not packed.
 
-use super::kernel::{Kernel, MAX_TILE, Strip};
+use super::kernel::{Kernel, MAX_TILE, Strip, Tile};
+use super::parted::{MOST, parted};
 use super::scalar::{Compute, Source};
 use super::scratch::{OWN, SHARED, STAGE, Shared, with_scratch};
-use super::{APART_WORK, Mat, MatMut, PANEL, Product, panels, put};
+use super::{After, Block, Mat, MatMut, PANEL, Product, panels, put};
 use crate::pool;
+use std::marker::PhantomData;
 use std::mem::MaybeUninit;
+use std::ops::Range;
 
-/// Both packed sides of one chunk stay in a 2 MiB L2.
-const OWN_BYTES: usize = 256 << 10;
-const SHARED_BYTES: usize = 2 << 20;
+/// Strips of B that one strip of A goes over: half of a 2 MiB L2.
+const BLOCK_BYTES: usize = 1 << 20;
+/// The most that is packed once for all.
+const SHARED_BYTES: usize = 16 << 20;
+/// A B of so few bytes stays in L1 as it is.
+const L1_BYTES: usize = 32 << 10;
 
-/// Copies one operand by strips (MR rows of A, NR columns of B), so that the tile kernel reads both in sequence. The
-/// side with more strips is cut into chunks, each packed by whoever computes it; the other is packed once for all.
-///
 /// # Safety
 /// As for `route`.
-pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>) {
-    let threads = if p.wide() { pool::threads() } else { 1 };
-    if threads == 1 || p.work() > APART_WORK {
+pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+    let threads = if p.wide() { pool::threads().min(MOST) } else { 1 };
+    let step = PANEL.min(p.k) * size_of::<T>();
+    let (most_rows, block) = (SHARED_BYTES / (K::MR * step) * K::MR, (BLOCK_BYTES / (K::NR * step)).max(1));
+    if p.n <= p.m && p.n.div_ceil(K::NR) <= block {
         // SAFETY: the caller's promise.
-        return unsafe { packed_by::<K, S, T>(p, threads) };
+        return unsafe { Call::<K, S, T>::new(p, threads).by_rows(after) };
     }
-    let by_rows = p.m.div_ceil(K::MR) >= p.n.div_ceil(K::NR);
-    let (lines, width) = if by_rows { (p.m, K::MR) } else { (p.n, K::NR) };
-    let strips = lines.div_ceil(width);
-    let parts = threads.min(strips);
-    pool::parallel(parts, &|part| {
-        let (lo, hi) = (part * strips / parts * width, lines.min((part + 1) * strips / parts * width));
-        // SAFETY: lo..hi are rows, or columns, that are this part's alone.
+    for i in (0..p.m).step_by(most_rows) {
+        let m = most_rows.min(p.m - i);
+        // SAFETY: row i is in A and in C; the caller's promise.
         unsafe {
-            let part = if by_rows {
-                let (a, c) = (Mat { ptr: p.a.at(lo, 0), ..p.a }, MatMut { ptr: p.c.at(lo, 0), ..p.c });
-                Product { m: hi - lo, a, c, ..p }
-            } else {
-                let (b, c) = (Mat { ptr: p.b.at(0, lo), ..p.b }, MatMut { ptr: p.c.at(0, lo), ..p.c });
-                Product { n: hi - lo, b, c, ..p }
-            };
-            packed_by::<K, S, T>(part, 1);
+            let (a, c) = (Mat { ptr: p.a.at(i, 0), ..p.a }, MatMut { ptr: p.c.at(i, 0), ..p.c });
+            let call = Call::<K, S, T>::new(Product { m, a, c, ..p }, threads);
+            call.by_columns(block, &|block| after(Block { i: i + block.i, ..block }));
         }
-    });
+    }
 }
 
-/// `packed` over that many threads.
-///
-/// # Safety
-/// As for `route`.
-unsafe fn packed_by<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, threads: usize) {
-    let wide = threads > 1;
-    let (a_strips, b_strips) = (p.m.div_ceil(K::MR), p.n.div_ceil(K::NR));
-    let a = Side { lines: p.m, width: K::MR, ptr: p.a.ptr, ls: p.a.rs, ks: p.a.cs };
-    let b = Side { lines: p.n, width: K::NR, ptr: p.b.ptr, ls: p.b.cs, ks: p.b.rs };
-    let own_is_a = a_strips >= b_strips;
-    let (own, shared) = if own_is_a { (a, b) } else { (b, a) };
-    let (own_strips, shared_strips) = (own.lines.div_ceil(own.width), shared.lines.div_ceil(shared.width));
-    let depth = PANEL.min(p.k);
-    let own_size = own.width * depth;
-    let shared_size = shared.width * depth;
-    let most = |bytes: usize, size: usize| (bytes / (size * size_of::<T>())).max(1);
-    let block = shared_strips.min(most(SHARED_BYTES, shared_size));
-    // At least four chunks a thread, so that a preempted one is not waited for long; a multiple of the threads, so
-    // that all end together.
-    let even = own_strips.div_ceil(threads * most(OWN_BYTES, own_size));
-    let chunks = own_strips.min(threads * if wide { even.max(4) } else { even });
+/// One product and how it is cut.
+struct Call<K, S, T> {
+    p: Product<S, T>,
+    threads: usize,
+    a: Side<S>,
+    b: Side<S>,
+    a_strips: usize,
+    b_strips: usize,
+    kernel: PhantomData<fn(K)>,
+}
 
-    with_scratch(&SHARED, block * shared_size, |shared_at: *mut T| {
-        let shared_at = Shared(shared_at);
-        for first in (0..shared_strips).step_by(block) {
-            let count = block.min(shared_strips - first);
-            for (k0, kc) in panels(p.k) {
-                let pack_shared = |s: usize| {
-                    // SAFETY: strip s of the scratch block is this call's alone.
-                    unsafe {
-                        let to = shared_at.get().add(s * shared.width * kc);
-                        pack::<K, S, T>(shared, first + s, k0, kc, to);
-                    }
-                };
-                let compute = |chunk: usize| {
-                    let (lo, hi) = (chunk * own_strips / chunks, (chunk + 1) * own_strips / chunks);
-                    with_scratch(&OWN, (hi - lo) * own_size, |own_at: *mut T| {
-                        for o in lo..hi {
-                            // SAFETY: the scratch has a strip for each o.
-                            unsafe { pack::<K, S, T>(own, o, k0, kc, own_at.add((o - lo) * own.width * kc)) };
-                        }
-                        for s in 0..count {
-                            for o in lo..hi {
-                                // SAFETY: both strips are packed, and only this chunk has strip o.
-                                unsafe {
-                                    let own_strip = own_at.add((o - lo) * own.width * kc).cast_const();
-                                    let shared_strip =
-                                        shared_at.get().add(s * shared.width * kc).cast_const();
-                                    if own_is_a {
-                                        tile::<K, S, T>(p, o, first + s, k0, kc, own_strip, shared_strip);
-                                    } else {
-                                        tile::<K, S, T>(p, first + s, o, k0, kc, shared_strip, own_strip);
-                                    }
-                                }
+impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
+    fn new(p: Product<S, T>, threads: usize) -> Self {
+        Call {
+            p,
+            threads,
+            a: Side { lines: p.m, width: K::MR, ptr: p.a.ptr, ls: p.a.rs, ks: p.a.cs },
+            b: Side { lines: p.n, width: K::NR, ptr: p.b.ptr, ls: p.b.cs, ks: p.b.rs },
+            a_strips: p.m.div_ceil(K::MR),
+            b_strips: p.n.div_ceil(K::NR),
+            kernel: PhantomData,
+        }
+    }
+
+    /// B is packed for all; tasks are some strips of A.
+    ///
+    /// # Safety
+    /// As for `route`.
+    unsafe fn by_rows(&self, after: After<'_>) {
+        let parts = self.threads.min(self.a_strips);
+        // Tasks are short beside the whole, so that one that is held up is not waited for long.
+        let tasks = self.tasks(self.a_strips, parts, 8);
+        let depth = PANEL.min(self.p.k);
+        with_scratch(&SHARED, self.b_strips * K::NR * depth, |shared: *mut T| {
+            let shared = Shared(shared);
+            for (k0, kc) in panels(self.p.k) {
+                let b_at = |s: usize| shared.get().wrapping_add(s * K::NR * kc);
+                // SAFETY: the scratch has a strip for each of B.
+                parted(parts, self.b_strips, |s| unsafe { self.b_pack(s, k0, kc, b_at(s)) });
+                parted(parts, tasks, |task| {
+                    let rows = cut(self.a_strips, tasks, task);
+                    with_scratch(&OWN, K::MR * kc, |own: *mut T| {
+                        for r in rows.clone() {
+                            // SAFETY: own has room for one strip; all of B's are packed.
+                            unsafe {
+                                self.a_pack(r, k0, kc, own);
+                                self.row(r, 0..self.b_strips, (k0, kc), own, &b_at);
                             }
                         }
                     });
-                };
-                if wide {
-                    pool::parallel(count, &pack_shared);
-                    pool::parallel(chunks, &compute);
-                } else {
-                    (0..count).for_each(pack_shared);
-                    (0..chunks).for_each(compute);
+                    self.finish(rows, 0..self.b_strips, k0 + kc, after);
+                });
+            }
+        });
+    }
+
+    /// A is packed for all; tasks are up to `block` strips of B.
+    ///
+    /// # Safety
+    /// As for `route`.
+    unsafe fn by_columns(&self, block: usize, after: After<'_>) {
+        let parts = self.threads.min(self.b_strips);
+        let tasks = self.tasks(self.b_strips, parts, 4).max(self.b_strips.div_ceil(block));
+        let depth = PANEL.min(self.p.k);
+        let packs = (0..self.a_strips).any(|r| !self.a_direct(r));
+        let room = if packs { self.a_strips * K::MR * depth } else { 0 };
+        with_scratch(&SHARED, room, |shared: *mut T| {
+            let shared = Shared(shared);
+            for (k0, kc) in panels(self.p.k) {
+                let a_at = |r: usize| shared.get().wrapping_add(r * K::MR * kc);
+                if packs {
+                    // SAFETY: the scratch has a strip for each of A.
+                    parted(parts, self.a_strips, |r| unsafe { self.a_pack(r, k0, kc, a_at(r)) });
                 }
+                parted(parts, tasks, |task| {
+                    let columns = cut(self.b_strips, tasks, task);
+                    with_scratch(&OWN, columns.len() * K::NR * kc, |own: *mut T| {
+                        let b_at = |s: usize| own.wrapping_add((s - columns.start) * K::NR * kc);
+                        // SAFETY: own has room for the strips of this task; all of A's are packed.
+                        unsafe {
+                            columns.clone().for_each(|s| self.b_pack(s, k0, kc, b_at(s)));
+                            for r in 0..self.a_strips {
+                                self.row(r, columns.clone(), (k0, kc), a_at(r), &b_at);
+                            }
+                        }
+                    });
+                    self.finish(0..self.a_strips, columns, k0 + kc, after);
+                });
+            }
+        });
+    }
+
+    /// How many tasks some strips make: a multiple of the parts, so that all end together.
+    fn tasks(&self, strips: usize, parts: usize, each: usize) -> usize {
+        if parts == 1 { strips.div_ceil(8) } else { (parts * each).min(strips) }
+    }
+
+    /// Strip r of A goes over strips of B.
+    ///
+    /// # Safety
+    /// They are packed, where they are not direct, at `a` and `b_at`; the tiles are this thread's alone.
+    unsafe fn row(
+        &self,
+        r: usize,
+        columns: Range<usize>,
+        (k0, kc): (usize, usize),
+        a: *mut T,
+        b_at: &impl Fn(usize) -> *mut T,
+    ) {
+        let p = &self.p;
+        let i = r * K::MR;
+        // SAFETY: strips r and s begin in A, B and C.
+        unsafe {
+            let (a, ars, aks) = match S::plain(p.a.at(i, k0)) {
+                Some(plain) if self.a_direct(r) => (plain, p.a.rs, 1),
+                _ => (a.cast_const(), 1, K::MR as isize),
+            };
+            for s in columns {
+                let j = s * K::NR;
+                let (b, bks) = match S::plain(p.b.at(k0, j)) {
+                    Some(plain) if self.b_direct(s) => (plain, p.b.rs),
+                    _ => (b_at(s).cast_const(), K::NR as isize),
+                };
+                let (rows, cols) = (K::MR.min(p.m - i), K::NR.min(p.n - j));
+                let (c, crs, add) = (p.c.at(i, j), p.c.rs, k0 > 0);
+                tile::<K, T>(Tile { rows, cols, kc, a, ars, aks, b, bks, c, crs, add }, p.c.cs);
             }
         }
-    });
+    }
+
+    /// Tells of a block of C that the panels up to `k` have made complete.
+    fn finish(&self, rows: Range<usize>, columns: Range<usize>, k: usize, after: After<'_>) {
+        if k == self.p.k {
+            let (i, j) = (rows.start * K::MR, columns.start * K::NR);
+            let (m, n) = (self.p.m.min(rows.end * K::MR) - i, self.p.n.min(columns.end * K::NR) - j);
+            after(Block { i, m, j, n });
+        }
+    }
+
+    /// Whether the rows of strip r of A are read where they are.
+    fn a_direct(&self, r: usize) -> bool {
+        let Mat { rs, cs, .. } = self.p.a;
+        let whole = (r + 1) * K::MR <= self.p.m;
+        S::PLAIN && whole && cs == 1 && rs != 1 && (self.b_strips <= 4 || !aliased::<S>(rs))
+    }
+
+    /// Whether the columns of strip s of B are read where they are.
+    fn b_direct(&self, s: usize) -> bool {
+        let Mat { rs, cs, .. } = self.p.b;
+        let whole = (s + 1) * K::NR <= self.p.n;
+        let few = if aliased::<S>(rs) { 3 } else { 7 };
+        let small = self.p.n * self.p.k * size_of::<S>() <= L1_BYTES;
+        S::PLAIN && whole && cs == 1 && (self.a_strips < few || small)
+    }
+
+    /// # Safety
+    /// `to` has room for a strip of A.
+    unsafe fn a_pack(&self, r: usize, k0: usize, kc: usize, to: *mut T) {
+        if !self.a_direct(r) {
+            // SAFETY: the caller's promise.
+            unsafe { pack::<K, S, T>(self.a, r, k0, kc, to) }
+        }
+    }
+
+    /// # Safety
+    /// `to` has room for a strip of B.
+    unsafe fn b_pack(&self, s: usize, k0: usize, kc: usize, to: *mut T) {
+        if !self.b_direct(s) {
+            // SAFETY: the caller's promise.
+            unsafe { pack::<K, S, T>(self.b, s, k0, kc, to) }
+        }
+    }
+}
+
+/// Whether rows this far apart fall into the same sets of a cache, so that not many of them stay there.
+fn aliased<S>(rs: isize) -> bool {
+    (rs.unsigned_abs() * size_of::<S>()).is_multiple_of(4096)
+}
+
+/// One of `parts` even parts of `0..n`.
+fn cut(n: usize, parts: usize, part: usize) -> Range<usize> {
+    part * n / parts..(part + 1) * n / parts
 }
 
 /// One operand as the packing sees it: lines (rows of A, columns of B) along which K runs.
@@ -173,36 +284,23 @@ unsafe fn pack<K: Kernel<T>, S: Source<T>, T: Compute>(
     }
 }
 
-/// One MR × NR tile of C for one panel, through a local copy where C is cut off or strided.
+/// One tile, through a local copy where C is strided.
 ///
 /// # Safety
-/// Both strips are packed with `kc` steps; this thread alone has the tile.
-unsafe fn tile<K: Kernel<T>, S, T: Compute>(
-    p: Product<S, T>,
-    a_strip: usize,
-    b_strip: usize,
-    k0: usize,
-    kc: usize,
-    a: *const T,
-    b: *const T,
-) {
-    let (i, j) = (a_strip * K::MR, b_strip * K::NR);
-    let (rows, cols) = (K::MR.min(p.m - i), K::NR.min(p.n - j));
-    // SAFETY: (i, j) is in C.
-    let c = unsafe { p.c.at(i, j) };
-    if rows == K::MR && cols == K::NR && p.c.cs == 1 {
-        // SAFETY: the whole tile is in C.
-        return unsafe { K::tile(rows, kc, a, b, c, p.c.rs, k0 > 0) };
+/// As [`Tile`] says, with columns of C `ccs` apart.
+unsafe fn tile<K: Kernel<T>, T: Compute>(t: Tile<T>, ccs: isize) {
+    if ccs == 1 {
+        // SAFETY: the caller's promise.
+        return unsafe { K::tile(t) };
     }
     let mut local = [const { MaybeUninit::<T>::uninit() }; MAX_TILE];
     let local = local.as_mut_ptr().cast::<T>();
-    // SAFETY: the local tile has room for MR × NR, of which `rows` rows are written and then read; rows and columns
-    // are cut to those of C.
+    let Tile { rows, cols, c, crs, add, .. } = t;
+    // SAFETY: the local tile has room for MR × NR, of which rows × cols are written and then read.
     unsafe {
-        K::tile(rows, kc, a, b, local, K::NR as isize, false);
+        K::tile(Tile { c: local, crs: K::NR as isize, add: false, ..t });
         for r in 0..rows {
-            let (c, from) = (c.offset(r as isize * p.c.rs), local.add(r * K::NR));
-            put(c, p.c.cs, from, cols, k0 > 0);
+            put(c.offset(r as isize * crs), ccs, local.add(r * K::NR), cols, add);
         }
     }
 }

@@ -3,14 +3,14 @@
 use super::kernel::{Kernel, Vector};
 use super::scalar::{Compute, Source};
 use super::scratch::{OWN, with_scratch};
-use super::{PANEL, Product, SKINNY, panels, put};
+use super::{After, Block, PANEL, Product, SKINNY, panels, put};
 use crate::pool;
 
 /// Streams B once, in blocks of columns whose sums stay in L1.
 ///
 /// # Safety
 /// As for `route`; m ≤ SKINNY and B's column stride is 1.
-pub(super) unsafe fn rows<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>) {
+pub(super) unsafe fn rows<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
     let most = SUMS / size_of::<T>();
     let wide = p.wide();
     let even = if wide { p.n.div_ceil(2 * pool::threads()).next_multiple_of(64) } else { p.n };
@@ -51,6 +51,7 @@ pub(super) unsafe fn rows<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, 
                 }
             }
         });
+        after(Block { i: 0, m: p.m, j: j0, n: w });
     };
     let chunks = p.n.div_ceil(width);
     if wide { pool::parallel(chunks, &chunk) } else { (0..chunks).for_each(chunk) }

@@ -5,7 +5,7 @@ use super::isa::Isa;
 use super::kernel::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{Product, route};
+use super::{After, Product, route};
 
 /// `f32` and `f64`.
 pub trait GemmScalar: Compute {}
@@ -16,9 +16,9 @@ pub trait Compute: Copy + Default + Send + Sync + Source<Self> + 'static {
     fn fma(self, b: Self, acc: Self) -> Self;
     fn plus(self, other: Self) -> Self;
     /// # Safety
-    /// As for `gemm`, and `isa` is supported.
+    /// As for `gemm_then`, and `isa` is supported.
     #[allow(private_interfaces)]
-    unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>);
+    unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>, after: After<'_>);
 }
 
 /// An operand's type, that widens to T exactly.
@@ -56,17 +56,17 @@ macro_rules! floats {
             }
 
             #[allow(private_interfaces)]
-            unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>) {
+            unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>, after: After<'_>) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match isa {
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx512 => route::<x86::Avx512, S, Self>(p),
+                        Isa::Avx512 => route::<x86::Avx512, S, Self>(p, after),
                         #[cfg(target_arch = "x86_64")]
-                        Isa::Avx2 => route::<x86::Avx2, S, Self>(p),
+                        Isa::Avx2 => route::<x86::Avx2, S, Self>(p, after),
                         #[cfg(not(target_arch = "x86_64"))]
-                        Isa::Avx512 | Isa::Avx2 => route::<Portable, S, Self>(p),
-                        Isa::Interp => route::<Portable, S, Self>(p),
+                        Isa::Avx512 | Isa::Avx2 => route::<Portable, S, Self>(p, after),
+                        Isa::Interp => route::<Portable, S, Self>(p, after),
                     }
                 }
             }

@@ -35,7 +35,7 @@ macro_rules! float_numbers {
             }
             unsafe fn run(isa: Isa, p: Product<Self, Self>) {
                 // SAFETY: the caller's promise.
-                unsafe { $run(isa, p) }
+                unsafe { $run(isa, p, &|_| ()) }
             }
         }
     )*};
@@ -297,13 +297,52 @@ fn threads_change_no_bit() {
     }
 }
 
-/// More than one block of the shared side, and of the sums of halves.
+/// More than one block of the shared side, and of the sums of halves; rows that share sets of a cache.
 #[test]
 fn several_blocks() {
     let isa = isa();
+    check::<f32>(isa, (90, 1024, 70), [Layout::Rows; 3]);
+    check::<f32>(isa, (70, 130, 1024), [Layout::Rows; 3]);
+    check::<f32>(isa, (30, 1024, 40), [Layout::Rows; 3]);
+    check::<f32>(isa, (500, 40, 1024), [Layout::Rows; 3]);
     check::<f32>(isa, (1400, 1100, 17), [Layout::Rows; 3]);
     check::<f64>(isa, (520, 600, 40), [Layout::Rows; 3]);
     check::<bf16>(isa, (1030, 1050, 9), [Layout::Rows; 3]);
+}
+
+/// Blocks are told of once each, when they are complete, and cover C.
+#[test]
+fn blocks_cover_the_result() {
+    let shapes =
+        [(1, 1, 0), (3, 5, 2), (2, 700, 90), (700, 3, 90), (90, 130, 530), (310, 40, 530), (40, 700, 600)];
+    for threads in [1, 2, 4] {
+        pool::set_threads(threads);
+        for (m, n, k) in shapes {
+            let data = |len: usize| (0..len).map(|i| (i % 7) as f32 - 3.0).collect::<Vec<_>>();
+            let (a, b) = (data(m * k), data(k * n));
+            for swapped in [false, true] {
+                let (rs, cs) = if swapped { (1, m as isize) } else { (n as isize, 1) };
+                let mut c = vec![f32::NAN; m * n];
+                let c = MatMut { ptr: c.as_mut_ptr(), rs, cs };
+                let seen = std::sync::Mutex::new(vec![0; m * n]);
+                let after = |block: Block| {
+                    for i in block.i..block.i + block.m {
+                        for j in block.j..block.j + block.n {
+                            let want = (0..k).fold(0.0, |sum, x| sum + a[i * k + x] * b[x * n + j]);
+                            // SAFETY: the block is complete and this thread's.
+                            assert_eq!(unsafe { *c.at(i, j) }, want, "{m}x{n}x{k} at ({i}, {j})");
+                            seen.lock().unwrap()[i * n + j] += 1;
+                        }
+                    }
+                };
+                let a = Mat { ptr: a.as_ptr(), rs: k as isize, cs: 1 };
+                let b = Mat { ptr: b.as_ptr(), rs: n as isize, cs: 1 };
+                // SAFETY: the vectors have m · k, k · n and m · n.
+                unsafe { gemm_then(m, n, k, a, b, c, &after) };
+                assert!(seen.into_inner().unwrap().iter().all(|&times| times == 1), "{m}x{n}x{k}");
+            }
+        }
+    }
 }
 
 #[test]

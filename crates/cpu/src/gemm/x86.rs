@@ -3,9 +3,10 @@
 use super::Product;
 use super::chains::chains_body;
 use super::direct::direct_body;
-use super::kernel::{Kernel, Strip, Vector, kernels, pack_body, tile_body};
+use super::kernel::{Kernel, Strip, Tile, Vector, kernels, pack_body, tile_body};
 use super::rows::rows_body;
 use super::scalar::Source;
+use super::wide::{Sums, sums_f32, sums_f64};
 use std::arch::x86_64::*;
 
 pub struct Avx512;
@@ -20,7 +21,8 @@ kernels! {
 }
 
 macro_rules! vectors {
-    ($($v:ty, $t:ty, $n:literal, $splat:ident $load:ident $store:ident $fma:ident $add:ident $flip:ident;)*) => {$(
+    ($($v:ty, $t:ty, $n:literal, $splat:ident $load:ident $store:ident $fma:ident $add:ident $flip:ident,
+        |$from:ident, $some:ident| $load_part:expr, $store_part:ident $low:ident $(, $sums:ident)?;)*) => {$(
         impl Vector for $v {
             type T = $t;
             const LANES: usize = $n;
@@ -44,6 +46,18 @@ macro_rules! vectors {
             }
 
             #[inline(always)]
+            unsafe fn load_part($from: *const $t, $some: usize) -> Self {
+                // SAFETY: the caller's promise.
+                unsafe { $load_part }
+            }
+
+            #[inline(always)]
+            unsafe fn store_part(self, to: *mut $t, n: usize) {
+                // SAFETY: the caller's promise.
+                unsafe { $store_part(to, $low(n), self) }
+            }
+
+            #[inline(always)]
             unsafe fn fma(self, b: Self, acc: Self) -> Self {
                 // SAFETY: the caller's promise.
                 unsafe { $fma(self, b, acc) }
@@ -54,6 +68,14 @@ macro_rules! vectors {
                 // SAFETY: the caller's promise.
                 unsafe { $add(self, other) }
             }
+
+            $(
+                #[inline(always)]
+                unsafe fn sums(t: &Tile<$t>) -> Option<Sums<Self>> {
+                    // SAFETY: the caller's promise.
+                    Some(unsafe { $sums(t) })
+                }
+            )?
 
             #[inline(always)]
             fn ahead(at: *const $t) {
@@ -71,10 +93,41 @@ macro_rules! vectors {
 }
 
 vectors! {
-    __m512, f32, 16, _mm512_set1_ps _mm512_loadu_ps _mm512_storeu_ps _mm512_fmadd_ps _mm512_add_ps flip_f32;
-    __m512d, f64, 8, _mm512_set1_pd _mm512_loadu_pd _mm512_storeu_pd _mm512_fmadd_pd _mm512_add_pd flip_f64;
-    __m256, f32, 8, _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_fmadd_ps _mm256_add_ps flip_f32;
-    __m256d, f64, 4, _mm256_set1_pd _mm256_loadu_pd _mm256_storeu_pd _mm256_fmadd_pd _mm256_add_pd flip_f64;
+    __m512, f32, 16, _mm512_set1_ps _mm512_loadu_ps _mm512_storeu_ps _mm512_fmadd_ps _mm512_add_ps flip_f32,
+        |from, n| _mm512_maskz_loadu_ps(low16(n), from), _mm512_mask_storeu_ps low16, sums_f32;
+    __m512d, f64, 8, _mm512_set1_pd _mm512_loadu_pd _mm512_storeu_pd _mm512_fmadd_pd _mm512_add_pd flip_f64,
+        |from, n| _mm512_maskz_loadu_pd(low8(n), from), _mm512_mask_storeu_pd low8, sums_f64;
+    __m256, f32, 8, _mm256_set1_ps _mm256_loadu_ps _mm256_storeu_ps _mm256_fmadd_ps _mm256_add_ps flip_f32,
+        |from, n| _mm256_maskload_ps(from, low_f32(n)), _mm256_maskstore_ps low_f32;
+    __m256d, f64, 4, _mm256_set1_pd _mm256_loadu_pd _mm256_storeu_pd _mm256_fmadd_pd _mm256_add_pd flip_f64,
+        |from, n| _mm256_maskload_pd(from, low_f64(n)), _mm256_maskstore_pd low_f64;
+}
+
+/// Masks of the first n lanes, for each register.
+#[inline(always)]
+fn low16(n: usize) -> __mmask16 {
+    ((1u32 << n) - 1) as __mmask16
+}
+
+#[inline(always)]
+fn low8(n: usize) -> __mmask8 {
+    ((1u32 << n) - 1) as __mmask8
+}
+
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+unsafe fn low_f32(n: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_cmpgt_epi32(_mm256_set1_epi32(n as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)) }
+}
+
+/// # Safety
+/// AVX2 is there.
+#[inline(always)]
+unsafe fn low_f64(n: usize) -> __m256i {
+    // SAFETY: the caller's promise.
+    unsafe { _mm256_cmpgt_epi64(_mm256_set1_epi64x(n as i64), _mm256_setr_epi64x(0, 1, 2, 3)) }
 }
 
 /// (step, line) of blocks to transpose one after the other: the part of the strip they write stays in L1.
@@ -111,8 +164,7 @@ unsafe fn flip_f32(strip: &Strip<f32>, width: usize, to: *mut f32) -> usize {
         // SAFETY: lines below `strip.lines` and steps below kc are readable; the mask cuts stores to the strip.
         unsafe {
             ahead(strip, group, lines, start + 64);
-            let lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-            let mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(keep as i32), lane);
+            let mask = low_f32(keep);
             for k in (start..done.min(start + 64)).step_by(8) {
                 let line = |l: usize| strip.from.offset((group + l) as isize * strip.ls).add(k);
                 if lines == 8 {
@@ -179,8 +231,7 @@ unsafe fn flip_f64(strip: &Strip<f64>, width: usize, to: *mut f64) -> usize {
         // SAFETY: lines below `strip.lines` and steps below kc are readable; the mask cuts stores to the strip.
         unsafe {
             ahead(strip, group, lines, start + 32);
-            let lane = _mm256_setr_epi64x(0, 1, 2, 3);
-            let mask = _mm256_cmpgt_epi64(_mm256_set1_epi64x(keep as i64), lane);
+            let mask = low_f64(keep);
             for k in (start..done.min(start + 32)).step_by(4) {
                 let mut x = [_mm256_setzero_pd(); 4];
                 for (l, x) in x.iter_mut().enumerate() {
