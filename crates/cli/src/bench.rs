@@ -10,6 +10,7 @@ mod measure;
 mod elementwise;
 mod overhead;
 mod products;
+mod remote;
 mod rows;
 mod train;
 
@@ -48,8 +49,10 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     let machine = Machine::at(args.device.as_deref());
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part));
     let rows: Vec<&Row> = table(machine).filter(|(name, ..)| wanted(name)).collect();
+    let served: Vec<&remote::Row> = remote::TABLE.iter().filter(|(name, _)| wanted(name)).collect();
     if args.list {
         rows.iter().for_each(|(name, ..)| println!("{name}"));
+        served.iter().for_each(|(name, _)| println!("{name}"));
         return Ok(ExitCode::SUCCESS);
     }
     if let Some(threads) = args.threads {
@@ -63,6 +66,9 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         setup.device.cleanup();
     }
     setup.device.flush()?;
+    if !served.is_empty() {
+        report.failed |= remote::run(&served, args.seconds, args.json)?;
+    }
     Ok(if report.failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

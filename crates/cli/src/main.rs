@@ -59,6 +59,8 @@ fn main() -> ExitCode {
         Command::Ps(args) => watch::ps(args),
         Command::Top(args) => watch::top(args),
     };
+    // Servers need not wait for the end of a lease.
+    kiln::Device::close_all();
     match done {
         Ok(code) => code,
         Err(error) => {

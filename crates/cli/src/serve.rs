@@ -1,5 +1,6 @@
 //! `kiln serve`: this machine as a device for others.
 
+use kiln::remote::server::moves::Moves;
 use kiln::remote::server::registry::{Config, Registry};
 use kiln::remote::server::session::Quota;
 use kiln::remote::server::{Event, Listen, Server};
@@ -39,6 +40,13 @@ pub struct Args {
     /// Seconds that a session outlives a lost connection.
     #[arg(long, default_value_t = 60.0)]
     lease: f64,
+    /// Hosts of other servers that this one may fetch tensors from, besides those on this machine: HOST, HOST:PORT
+    /// or *; may be repeated.
+    #[arg(long, value_name = "HOST")]
+    allow_peer: Vec<String>,
+    /// How other servers reach this one, such as kiln://host:7717; else the way that the client has taken.
+    #[arg(long, value_name = "URL")]
+    advertise: Option<String>,
     /// Threads that take turns with the sessions; each may use all cores.
     #[arg(long)]
     workers: Option<usize>,
@@ -77,6 +85,11 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
             (made_token(&path)?, Some(path))
         }
     };
+    if let Some(url) = &args.advertise {
+        address::Address::parse(url).map_err(|e| format!("--advertise: {e}"))?;
+    }
+    let allow = args.allow_peer.iter().map(|host| host.to_ascii_lowercase()).collect();
+    let moves = Moves::new(args.advertise.clone().unwrap_or_default(), allow);
     for device in &args.device {
         open(device).ok_or_else(|| format!("there is no device `{device}`: known are cpu and reference"))?;
     }
@@ -99,7 +112,8 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         }),
         // Without randomness there are no secrets, and so no server.
         random: Box::new(|bytes| getrandom::fill(bytes).expect("the system gives random bytes")),
-    });
+    })
+    .with_moves(moves);
     let json = args.json;
     let server = Server::new(registry, move |event| log(event, json));
     let bound = Listen { tcp, unix: unix.clone(), tls }.bind().await?;

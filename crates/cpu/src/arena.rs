@@ -198,6 +198,11 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }
 
+    /// How its memory is treated.
+    pub fn place(&self) -> Place {
+        self.place
+    }
+
     /// The arena it came from.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena

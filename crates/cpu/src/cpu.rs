@@ -6,7 +6,7 @@ use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::{Shared, View};
 use crate::{convolution, elementwise, fused, interpreter, movement, pool, product, reduction};
-use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Usage};
+use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Room, Usage};
 use kiln_fuse::Fuser;
 use kiln_ir::{DType, Meta, Op, Shape, infer};
 use smallvec::{SmallVec, smallvec};
@@ -37,11 +37,7 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     /// A fresh row-major value, of arbitrary content.
     pub fn fresh(&self, meta: Meta) -> Result<View, Error> {
-        let place = match self.place {
-            Place::Reuse => arena::Place::Reuse,
-            Place::Persistent => arena::Place::Persistent,
-        };
-        let buffer = self.arena.alloc(meta.bytes(), place).map_err(|e| Error::OutOfMemory {
+        let buffer = self.arena.alloc(meta.bytes(), place(self.place)).map_err(|e| Error::OutOfMemory {
             asked: e.asked,
             free: e.free,
             limit: e.limit.unwrap_or(usize::MAX),
@@ -61,6 +57,13 @@ impl Context<'_> {
     /// The same value row-major.
     pub fn dense(&self, x: &View) -> Result<View, Error> {
         if x.is_dense() { Ok(x.clone()) } else { elementwise::copy(self, x) }
+    }
+}
+
+fn place(place: Place) -> arena::Place {
+    match place {
+        Place::Reuse => arena::Place::Reuse,
+        Place::Persistent => arena::Place::Persistent,
     }
 }
 
@@ -85,10 +88,11 @@ impl Kernels for CpuKernels {
 
     fn upload(&self, data: &Data, place: Place) -> Result<View, Error> {
         // Bytes that came from elsewhere may hold bools other than 0 and 1: those are copied and set right.
-        if place == Place::Reuse
-            && data.meta.dtype != DType::Bool
-            && let Some(buffer) = data.bytes.whole::<Shared>()
+        let valid = || data.meta.dtype != DType::Bool || data.bytes.iter().all(|&b| b <= 1);
+        if let Some(buffer) = data.bytes.whole::<Shared>()
+            && buffer.0.place() == self::place(place)
             && Arc::ptr_eq(buffer.0.arena(), &self.arena)
+            && valid()
         {
             return Ok(View::whole(buffer, data.meta));
         }
@@ -181,6 +185,11 @@ impl Kernels for CpuKernels {
 
     fn limit(&self, bytes: Option<usize>) {
         self.arena.set_limit(bytes);
+    }
+
+    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
+        let buffer = self.arena.alloc(len, self::place(place)).ok()?;
+        Some(Box::new(Shared(buffer)))
     }
 
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {

@@ -6,7 +6,7 @@
 
 use crate::lowering;
 use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Urgency, pending,
+    Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room, Urgency, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};
@@ -46,6 +46,10 @@ pub trait Kernels: Send + Sync + 'static {
     /// Makes host buffers ready for [`Kernels::upload`].
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         data
+    }
+    /// Memory that [`Kernels::upload`] takes over.
+    fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
+        None
     }
     /// What can run several nodes as one.
     fn fusers(&self) -> Vec<Box<dyn Fuser<Self::Value>>> {
@@ -232,6 +236,10 @@ impl<K: Kernels> Device for HostDevice<K> {
 
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         self.shared.kernels.stage(data)
+    }
+
+    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
+        self.shared.kernels.room(len, place)
     }
 }
 

@@ -4,7 +4,7 @@
 //! elements are bytes that are 0 or 1. Quantised values are always whole and row-major.
 
 use crate::arena::Buffer;
-use kiln_device::Host;
+use kiln_device::{Bytes, Host, Room};
 use kiln_ir::{DType, Dims, MAX_RANK, Meta, Shape};
 use std::sync::Arc;
 
@@ -29,6 +29,16 @@ pub struct Shared(pub Buffer);
 impl Host for Shared {
     fn bytes(&self) -> &[u8] {
         self.0.as_slice()
+    }
+}
+
+impl Room for Shared {
+    fn bytes(&mut self) -> &mut [u8] {
+        self.0.as_mut_slice()
+    }
+
+    fn done(self: Box<Self>) -> Bytes {
+        Bytes::new(*self)
     }
 }
 

@@ -16,6 +16,14 @@ impl Host for Vec<u8> {
     }
 }
 
+/// Host memory that is being filled, to be shared afterwards.
+pub trait Room: Send {
+    /// All of it.
+    fn bytes(&mut self) -> &mut [u8];
+    /// It is filled.
+    fn done(self: Box<Self>) -> Bytes;
+}
+
 /// A shared range of host memory.
 #[derive(Clone)]
 pub struct Bytes {

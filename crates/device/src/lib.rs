@@ -17,7 +17,7 @@ mod profile;
 mod record;
 
 pub use batch::{Batch, Place, Urgency};
-pub use data::{Bytes, Data, Host};
+pub use data::{Bytes, Data, Host, Room};
 pub use error::Error;
 pub use info::{DeviceInfo, Memory, Usage};
 pub use origin::{Origin, Scope, scope};
@@ -26,6 +26,11 @@ pub use profile::{OpProfile, Profile};
 pub use record::{Record, Replayed, replay};
 
 use kiln_ir::{Id, Meta, Op};
+use std::any::Any;
+use std::sync::Arc;
+
+/// Keeps something alive for as long as it is held.
+pub type Keep = Arc<dyn Any + Send + Sync>;
 
 /// Something that executes the stream.
 ///
@@ -74,6 +79,28 @@ pub trait Device: Send + Sync + 'static {
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         data
     }
+
+    /// Host memory of `len` bytes for the content of a value, which [`Device::write`] then takes over without a copy.
+    /// Nothing where any memory will do.
+    fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
+        None
+    }
+
+    /// Defines value `id`, of this meta, as what `from` is on `source`, without the bytes passing through the caller.
+    /// `keep` holds `from` for as long as it may be asked for again. False, and nothing done, where there is no such
+    /// way: then the caller reads and writes.
+    fn fetch(&self, _id: Id, _meta: Meta, _place: Place, _source: &dyn Device, _from: Id, _keep: Keep) -> bool {
+        false
+    }
+
+    /// The device itself, for another of its kind that has a short way to it.
+    fn any(&self) -> Option<&dyn Any> {
+        None
+    }
+
+    /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Stopped`]. Local
+    /// devices have nothing open.
+    fn close(&self) {}
 
     /// Brings whatever a decorator holds to its file. Devices hold nothing.
     fn flush(&self) -> Result<(), Error> {

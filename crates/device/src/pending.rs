@@ -135,7 +135,7 @@ impl<T> Pending<T> {
     }
 
     /// Hands the answer to `f` as soon as it is there, on whichever thread gives it.
-    pub(crate) fn on_answer(self, f: impl FnOnce(Result<T, Error>) + Send + 'static) {
+    pub fn on_answer(self, f: impl FnOnce(Result<T, Error>) + Send + 'static) {
         let mut state = self.slot.state.lock().unwrap_or_else(|e| e.into_inner());
         match state.answer.take() {
             Some(answer) => {

@@ -2,7 +2,7 @@
 //! trace that Chrome's viewer and Perfetto open. Timing an operation means waiting for it, so a profiled program is
 //! slower and its operations do not overlap.
 
-use crate::{Batch, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Urgency};
+use crate::{Batch, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Room, Urgency};
 use kiln_ir::{Id, Item, Meta, Op, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -183,6 +183,15 @@ impl Device for Profile {
 
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         self.inner.stage(data)
+    }
+
+    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
+        self.inner.room(len, place)
+    }
+
+    fn close(&self) {
+        let _ = self.flush();
+        self.inner.close();
     }
 
     fn flush(&self) -> Result<(), Error> {

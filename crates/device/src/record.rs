@@ -5,7 +5,7 @@
 //! bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
 //! gives equal results or says which read differs.
 
-use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Urgency, pending};
+use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Room, Urgency, pending};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
 use kiln_ir::{DType, Id, Meta, Op};
 use sha2::{Digest, Sha256};
@@ -220,6 +220,15 @@ impl Device for Record {
 
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         self.inner.stage(data)
+    }
+
+    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
+        self.inner.room(len, place)
+    }
+
+    fn close(&self) {
+        let _ = self.flush();
+        self.inner.close();
     }
 
     fn flush(&self) -> Result<(), Error> {

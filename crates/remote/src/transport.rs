@@ -1,8 +1,10 @@
 //! Byte streams to and from servers: TCP, TLS, Unix sockets, WebSocket. Whatever it is, frames go over it.
 
 use crate::address::{Address, Scheme};
+use crate::protocol::link::Out;
 use futures_util::{SinkExt, StreamExt};
-use std::io;
+use kiln_device::Bytes;
+use std::io::{self, IoSlice};
 use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -25,6 +27,72 @@ pub type Stream = Box<dyn Duplex>;
 
 /// Bytes between a WebSocket and what reads it.
 const PIPE: usize = 1 << 20;
+
+/// Bytes gathered for one write.
+const GATHER: usize = 512 << 10;
+
+/// Frames on their way into a stream: short ones side by side, long data from where they are.
+#[derive(Default)]
+pub struct Gather {
+    short: Vec<u8>,
+    outs: Vec<Out>,
+    bytes: usize,
+    /// Long data, each with the place in `short` that it follows.
+    long: Vec<(usize, Bytes)>,
+}
+
+impl Gather {
+    /// Where control frames are appended. They go first.
+    pub fn controls(&mut self) -> &mut Vec<u8> {
+        &mut self.short
+    }
+
+    /// Whether another frame should go with those that are there.
+    pub fn has_room(&self) -> bool {
+        self.bytes < GATHER
+    }
+
+    /// Adds a frame.
+    pub fn push(&mut self, out: Out) {
+        self.bytes += out.len();
+        self.outs.push(out);
+    }
+
+    /// Whether there is nothing to write.
+    pub fn is_empty(&self) -> bool {
+        self.short.is_empty() && self.outs.is_empty()
+    }
+
+    /// Writes everything. Checksums are computed here.
+    pub async fn write(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
+        for out in self.outs.drain(..) {
+            if let Some(data) = out.append(&mut self.short) {
+                self.long.push((self.short.len(), data));
+            }
+        }
+        let mut slices = Vec::with_capacity(2 * self.long.len() + 1);
+        let mut from = 0;
+        for (at, data) in &self.long {
+            slices.push(IoSlice::new(&self.short[from..*at]));
+            slices.push(IoSlice::new(data));
+            from = *at;
+        }
+        slices.push(IoSlice::new(&self.short[from..]));
+        let mut left = &mut slices[..];
+        // Leading empty slices are taken off.
+        IoSlice::advance_slices(&mut left, 0);
+        while !left.is_empty() {
+            match to.write_vectored(left).await? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                n => IoSlice::advance_slices(&mut left, n),
+            }
+        }
+        self.short.clear();
+        self.long.clear();
+        self.bytes = 0;
+        to.flush().await
+    }
+}
 
 /// Connects to a server.
 pub async fn connect(address: &Address) -> io::Result<Stream> {
@@ -138,6 +206,18 @@ impl AsyncRead for Rewound {
 impl AsyncWrite for Rewound {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

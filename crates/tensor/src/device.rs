@@ -200,9 +200,26 @@ impl Device {
         self.0.driver.flush()
     }
 
+    /// Ends the session with a server, which frees everything there at once instead of at the end of its lease. What
+    /// is asked of the device afterwards fails with [`Error::Stopped`]. Local devices stay as they are.
+    pub fn close(&self) {
+        self.0.driver.close();
+    }
+
+    /// Closes all devices that this process has opened: for the end of a program.
+    pub fn close_all() {
+        let devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        devices.iter().for_each(Device::close);
+    }
+
     /// The device below the handle.
     pub fn driver(&self) -> &Arc<dyn kiln_device::Device> {
         &self.0.driver
+    }
+
+    /// Whether it may have a short way to others of its kind.
+    pub(crate) fn is_remote(&self) -> bool {
+        self.0.driver.any().is_some()
     }
 
     pub(crate) fn is_eager(&self) -> bool {

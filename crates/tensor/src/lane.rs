@@ -293,6 +293,22 @@ pub(crate) fn write(device: &Device, data: kiln_device::Data) -> Arc<Value> {
     })
 }
 
+/// Defines a value from one on another device, if the two have a way of their own.
+pub(crate) fn fetch(device: &Device, from: &Arc<Value>) -> Option<Arc<Value>> {
+    if !device.is_remote() || !from.device().is_remote() {
+        return None;
+    }
+    seal_for(from);
+    with_lane(device, |lane| {
+        let place = lane.lock().place;
+        let (id, meta, source) = (fresh(), from.meta, from.device().driver());
+        let fetched = lane.device.driver().fetch(id, meta, place, &**source, from.id, from.clone());
+        fetched.then(|| {
+            Arc::new(Value { id, meta, lane: lane.clone(), last: AtomicU64::new(BEFORE), defined: BEFORE })
+        })
+    })
+}
+
 /// Ends a value whose last use or definition in its own lane is at place `last`.
 pub(crate) fn free(id: Id, lane: &'static Lane, last: u64) {
     // While its own lane still uses it, the free must follow there; afterwards any lane will do.

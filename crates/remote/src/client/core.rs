@@ -5,8 +5,9 @@
 //! gets the journal from its last snapshot on. There is no third way.
 
 use super::journal::{Entry, Held, Journal};
+use super::moves::{Errand, Move, Reach};
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
-use crate::protocol::message::{self, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
+use crate::protocol::message::{self, Capability, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use crate::protocol::{Frame, ProtocolError, VERSIONS, frame};
 use kiln_device::{Batch, Bytes, Data, DeviceInfo, Error, Origin, Place, Promise};
@@ -14,6 +15,7 @@ use kiln_ir::wire::{Reader, Table};
 use kiln_ir::{Id, Item, Meta, Op};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 /// What a client is told.
 #[derive(Clone, Debug)]
@@ -97,6 +99,8 @@ impl Answer {
 
 enum Request {
     Read(Promise<Data>, Option<Incoming>),
+    /// Of what was exposed.
+    Recall(Promise<Data>, Option<Incoming>),
     Sync(Promise<()>),
     Query(Promise<Vec<u8>>),
     Snapshot(Id, Option<Incoming>),
@@ -113,6 +117,8 @@ enum Request {
 struct Incoming {
     meta: Meta,
     bytes: Vec<u8>,
+    /// Their checksum so far, taken while they are in the cache.
+    sum: crc32fast::Hasher,
 }
 
 struct Session {
@@ -123,13 +129,13 @@ struct Session {
     compress: bool,
     info: DeviceInfo,
     theirs: Table,
+    advertise: String,
 }
 
 /// A batch whose failures may still be told: who recorded what.
 struct Sent {
     task: u64,
-    items: Vec<Item>,
-    origins: Vec<Origin>,
+    batch: Arc<Batch>,
 }
 
 /// A session as its client sees it.
@@ -152,6 +158,10 @@ pub struct Core {
     /// The device's time at the last snapshot, and what a snapshot cost.
     snapshot_at: u64,
     sent: VecDeque<Sent>,
+    /// Fetches that are not known to be executed, by transfer, with the number of their task.
+    fetching: FxHashMap<u64, (u64, Arc<Move>)>,
+    errands: Vec<Errand>,
+    settled: Vec<Arc<Move>>,
     faults: VecDeque<(Id, Origin)>,
     failures: Vec<Error>,
     answers: Vec<Answer>,
@@ -189,6 +199,9 @@ impl Core {
             micros: 0,
             snapshot_at: 0,
             sent: VecDeque::new(),
+            fetching: FxHashMap::default(),
+            errands: Vec::new(),
+            settled: Vec::new(),
             faults: VecDeque::new(),
             failures: Vec::new(),
             answers: Vec::new(),
@@ -221,15 +234,15 @@ impl Core {
             }
         }
         // A frame has a limit, and so has what a server keeps for one template.
-        for (at, items) in batch.items.chunks(MOST_ITEMS).enumerate() {
+        let batch = Arc::new(batch);
+        for items in batch.items.chunks(MOST_ITEMS) {
             let split = template::split(&self.table, items, batch.place);
             let structure = self.journal.structure(&split.structure);
             let entry = Entry::Batch { structure, bindings: split.bindings.into() };
             self.transmit(&entry);
             self.journal.push(entry);
-            let origins = batch.origins.iter().skip(at * MOST_ITEMS).take(items.len()).copied().collect();
-            self.sent.push_back(Sent { task: self.tasks, items: items.to_vec(), origins });
         }
+        self.sent.push_back(Sent { task: self.tasks, batch });
         // Without a server's word on what is executed, this would grow.
         while self.sent.len() > MOST_SENT {
             self.sent.pop_front();
@@ -242,11 +255,59 @@ impl Core {
         if self.failed.is_some() {
             return;
         }
-        self.journal.define(id, place);
+        self.journal.upload(id, &data, place);
         let entry = Entry::Upload { id, data, place };
         self.transmit(&entry);
         self.journal.push(entry);
         self.bound();
+    }
+
+    /// A value that is fetched from another server.
+    pub fn fetch(&mut self, moved: Arc<Move>) {
+        if self.failed.is_some() {
+            self.settled.push(moved);
+            return;
+        }
+        self.journal.define(moved.id, moved.place);
+        let entry = Entry::Fetched(moved);
+        self.transmit(&entry);
+        self.journal.push(entry);
+        self.bound();
+    }
+
+    /// Lets servers fetch a value so many times. It is not repeated on another server: whoever still needs the value
+    /// exposes it again.
+    pub fn expose(&mut self, id: Id, capability: Capability, fetches: u64, milliseconds: u64) {
+        if self.failed.is_none() && self.session.is_some() {
+            self.task(Message::Expose { id, capability, fetches, milliseconds }, false);
+        }
+    }
+
+    /// Asks for what was exposed.
+    pub fn recall(&mut self, capability: Capability, promise: Promise<Data>) {
+        if let Some(request) = self.ask(Request::Recall(promise, None)) {
+            let (kind, body) = Message::Recall { request, capability }.encode();
+            self.link.send(Lane::Urgent, kind, body);
+        }
+    }
+
+    /// Gives the bytes of a transfer that was lost on its direct way, or says that there are none.
+    pub fn supply(&mut self, transfer: u64, answer: Result<Data, Error>) {
+        // Another session may have begun meanwhile.
+        let Some((_, moved)) = self.fetching.get(&transfer) else { return };
+        match answer {
+            Ok(data) if data.meta == moved.meta => {
+                let compress = self.session.as_ref().is_some_and(|s| s.compress);
+                for (kind, body) in message::pieces(transfer, &data.bytes, compress) {
+                    self.link.send(Lane::Urgent, message::supply(kind), body);
+                }
+            }
+            answer => {
+                let error = answer.err().unwrap_or(Error::UnknownValue(moved.id));
+                let (kind, body) = Message::Withdraw { transfer, error }.encode();
+                self.link.send(Lane::Urgent, kind, body);
+            }
+        }
     }
 
     /// Asks for a value.
@@ -316,7 +377,17 @@ impl Core {
                     self.link.send(Lane::Normal, kind, body);
                 }
             }
-            Entry::Fetched { .. } => {}
+            Entry::Fetched(moved) => {
+                let transfer = self.next_transfer;
+                self.next_transfer += 1;
+                let (Reach { url, incarnation }, Move { id, meta, place, capability, .. }) =
+                    (moved.source.reach(), &**moved);
+                let (id, meta, place, capability) = (*id, *meta, *place, *capability);
+                let url = &url;
+                let fetch = Message::Fetch { transfer, id, meta, place, incarnation, url, capability };
+                self.task(fetch, false);
+                self.fetching.insert(transfer, (self.tasks, moved.clone()));
+            }
             Entry::Read { request, id, .. } => {
                 self.task(Message::Read { request: *request, id: *id, background: false }, false)
             }
@@ -427,11 +498,24 @@ impl Core {
                 while self.sent.front().is_some_and(|s| s.task <= self.executed) {
                     self.sent.pop_front();
                 }
+                let executed = self.executed;
+                let done = self.fetching.extract_if(|_, (task, _)| *task <= executed);
+                self.settled.extend(done.map(|(_, (_, moved))| moved));
                 self.bound();
             }
             Message::Pong(_) => {}
             Message::Drain => return Ok(Step::Leave),
-            Message::Value { request, meta } => self.value(request, meta),
+            Message::Value { request, meta } => self.value(request, meta)?,
+            Message::Lost { transfer, reason } => {
+                if let Some((_, moved)) = self.fetching.get(&transfer) {
+                    let (moved, from) = (moved.clone(), moved.source.reach().url);
+                    self.event(format!(
+                        "warning: {} goes through the client, not straight from {from}: {reason}",
+                        moved.id
+                    ));
+                    self.errands.push(Errand::Pass(transfer, moved));
+                }
+            }
             Message::Piece { of, bytes } => self.piece(of, bytes)?,
             Message::Done { request } => match self.requests.remove(&request) {
                 Some(Request::Sync(promise)) => {
@@ -491,6 +575,7 @@ impl Core {
             compress: welcome.compress && self.config.compress,
             info: welcome.info,
             theirs: Table::decode(&mut Reader::new(&welcome.table))?,
+            advertise: welcome.advertise,
         });
         self.open = true;
         self.rebuild(first);
@@ -515,6 +600,11 @@ impl Core {
                 *incoming = None;
             }
         }
+        // Nothing is exposed on the new server: who recalls must expose again.
+        for (_, request) in self.requests.extract_if(|_, r| matches!(r, Request::Recall(..))) {
+            self.answers.extend(refused(request, &Error::Stopped));
+        }
+        self.settled.extend(self.fetching.drain().map(|(_, (_, moved))| moved));
         if self.impure && !first {
             self.journal.abandon("an operation ran that is not pure");
         }
@@ -548,8 +638,9 @@ impl Core {
         }
         for entry in entries {
             match entry {
-                Entry::Fetched { id } => {
-                    return Err(format!("{id} came from another server and is in no snapshot yet"));
+                Entry::Fetched(moved) if !first => {
+                    self.errands.push(Errand::Expose(moved.clone()));
+                    self.transmit(entry);
                 }
                 Entry::Read { request, id, digest } if !self.requests.contains_key(request) => {
                     if let Some(sum) = digest {
@@ -567,21 +658,31 @@ impl Core {
         Ok(())
     }
 
-    fn value(&mut self, request: u64, meta: Meta) {
-        let incoming = || Some(Incoming { meta, bytes: Vec::with_capacity(meta.bytes()) });
-        match self.requests.get_mut(&request) {
-            Some(Request::Read(_, slot)) => *slot = incoming(),
-            Some(Request::Snapshot(_, slot)) => *slot = incoming(),
-            _ => return,
+    fn value(&mut self, request: u64, meta: Meta) -> Result<(), ProtocolError> {
+        let Some(
+            Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot),
+        ) = self.requests.get_mut(&request)
+        else {
+            return Ok(());
+        };
+        let mut bytes = Vec::new();
+        // One allocation, which the system fills with pages as they are written.
+        if bytes.try_reserve_exact(meta.bytes()).is_err() {
+            return Err(ProtocolError::Misuse("a value is larger than this machine's memory"));
         }
+        *slot = Some(Incoming { meta, bytes, sum: crc32fast::Hasher::new() });
         if meta.bytes() == 0 {
             self.arrived(request);
         }
+        Ok(())
     }
 
     fn piece(&mut self, request: u64, bytes: &[u8]) -> Result<(), ProtocolError> {
-        let Some(Request::Read(_, Some(incoming)) | Request::Snapshot(_, Some(incoming))) =
-            self.requests.get_mut(&request)
+        let Some(
+            Request::Read(_, Some(incoming))
+            | Request::Recall(_, Some(incoming))
+            | Request::Snapshot(_, Some(incoming)),
+        ) = self.requests.get_mut(&request)
         else {
             // The asker has gone, or the request was asked again.
             return Ok(());
@@ -590,6 +691,7 @@ impl Core {
             return Err(ProtocolError::Misuse("a value has more bytes than its shape"));
         }
         incoming.bytes.extend_from_slice(bytes);
+        incoming.sum.update(bytes);
         if incoming.bytes.len() == incoming.meta.bytes() {
             self.arrived(request);
         }
@@ -599,13 +701,15 @@ impl Core {
     fn arrived(&mut self, request: u64) {
         let data = |incoming: Incoming| Data::new(incoming.meta, Bytes::new(incoming.bytes));
         match self.requests.remove(&request) {
-            Some(Request::Read(promise, Some(incoming))) => {
-                let data = data(incoming);
+            Some(Request::Read(promise, Some(mut incoming))) => {
                 self.stats.replies += 1;
                 if self.journal.is_kept() {
-                    self.journal.answered(request, crc32fast::hash(&data.bytes));
+                    self.journal.answered(request, std::mem::take(&mut incoming.sum).finalize());
                 }
-                self.answers.push(Answer::Data(promise, Ok(data)));
+                self.answers.push(Answer::Data(promise, Ok(data(incoming))));
+            }
+            Some(Request::Recall(promise, Some(incoming))) => {
+                self.answers.push(Answer::Data(promise, Ok(data(incoming))));
             }
             Some(Request::Snapshot(id, Some(incoming))) => {
                 self.journal.took(id, data(incoming));
@@ -633,7 +737,8 @@ impl Core {
     fn fault(&mut self, value: Id, error: Error) {
         let origin = self.sent.iter().find_map(|sent| {
             let defines = |item: &Item| matches!(item, Item::Run(node) if node.outs.contains(&value));
-            sent.items.iter().position(defines).and_then(|at| sent.origins.get(at).copied())
+            let at = sent.batch.items.iter().position(defines)?;
+            sent.batch.origins.get(at).copied()
         });
         if let Some(origin) = origin {
             if self.faults.len() == MOST_FAULTS {
@@ -704,6 +809,8 @@ impl Core {
         self.open = false;
         self.link = Link::default();
         self.journal.abandon("the device has failed");
+        self.settled.extend(self.fetching.drain().map(|(_, (_, moved))| moved));
+        self.errands.clear();
         for (_, request) in std::mem::take(&mut self.requests) {
             self.answers.extend(refused(request, &error));
         }
@@ -720,6 +827,26 @@ impl Core {
     /// Answers to hand over.
     pub fn answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
+    }
+
+    /// What is to be done for it, outside of any lock.
+    pub fn errands(&mut self) -> Vec<Errand> {
+        std::mem::take(&mut self.errands)
+    }
+
+    /// Moves that need not be done again, to be dropped outside of any lock.
+    pub fn settled(&mut self) -> Vec<Arc<Move>> {
+        let mut settled = std::mem::take(&mut self.settled);
+        settled.append(&mut self.journal.settled());
+        settled
+    }
+
+    /// How other servers reach the session's, as far as it has said, and which start of it this is.
+    pub fn reach(&self) -> Reach {
+        self.session.as_ref().map_or_else(Reach::default, |s| Reach {
+            url: s.advertise.clone(),
+            incarnation: s.incarnation,
+        })
     }
 
     /// Operations that failed since this was last asked.
@@ -776,7 +903,7 @@ pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
 
 fn refused(request: Request, error: &Error) -> Option<Answer> {
     match request {
-        Request::Read(promise, _) => Some(Answer::Data(promise, Err(error.clone()))),
+        Request::Read(promise, _) | Request::Recall(promise, _) => Some(Answer::Data(promise, Err(error.clone()))),
         Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
         Request::Query(promise) => Some(Answer::Content(promise, Err(error.clone()))),
         Request::Snapshot(..) | Request::Cut | Request::Again { .. } => None,
@@ -786,7 +913,7 @@ fn refused(request: Request, error: &Error) -> Option<Answer> {
 /// The bytes of a frame, for transports that send one buffer.
 pub fn bytes(out: &Out) -> Vec<u8> {
     let Body { fields, data } = &out.body;
-    [&out.head[..], fields, data.as_deref().unwrap_or(&[])].concat()
+    [&out.head()[..], fields, data.as_deref().unwrap_or(&[])].concat()
 }
 
 impl std::fmt::Debug for Core {

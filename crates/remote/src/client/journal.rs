@@ -9,6 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::moves::Move;
 use crate::protocol::message::Query;
 
 /// One thing that was asked of the server, in the order of the stream.
@@ -19,8 +20,8 @@ pub enum Entry {
     Batch { structure: Arc<[u8]>, bindings: Box<[u64]> },
     /// A value from the client.
     Upload { id: Id, data: Data, place: Place },
-    /// A value fetched from another server. Its bytes cannot be had again from there: it is a root.
-    Fetched { id: Id },
+    /// A value fetched from another server, where it is kept so that it can be fetched again.
+    Fetched(Arc<Move>),
     /// A read; of an answered one, the checksum of what it gave.
     Read { request: u64, id: Id, digest: Option<u32> },
     /// A sync. Syncs and questions are asked again only while they are open.
@@ -35,6 +36,8 @@ impl Entry {
             + match self {
                 Entry::Batch { bindings, .. } => 8 * bindings.len(),
                 Entry::Upload { data, .. } => data.bytes.len(),
+                // Held by another server; a snapshot lets it go.
+                Entry::Fetched(moved) => moved.meta.bytes(),
                 _ => 0,
             }
     }
@@ -67,17 +70,21 @@ pub struct Held {
 #[derive(Default)]
 pub struct Journal {
     base: FxHashMap<Id, (Data, Place)>,
+    base_bytes: usize,
     entries: VecDeque<Entry>,
     /// The number of the first entry.
     first: u64,
     bytes: usize,
-    live: FxHashMap<Id, Place>,
+    /// Where live values are, and the content of those that came from here.
+    live: FxHashMap<Id, (Place, Option<Data>)>,
     taking: Option<Taking>,
     snapshots: u64,
     /// Structures by content, so that a recurring one is held once.
     structures: FxHashSet<Arc<[u8]>>,
     /// Why the values cannot be had again, if so.
     lost: Option<String>,
+    /// Moves that need not be done again.
+    settled: Vec<Arc<Move>>,
 }
 
 impl Journal {
@@ -86,6 +93,8 @@ impl Journal {
         if self.lost.is_none() {
             self.bytes += entry.bytes();
             self.entries.push_back(entry);
+        } else if let Entry::Fetched(moved) = entry {
+            self.settled.push(moved);
         }
     }
 
@@ -105,7 +114,13 @@ impl Journal {
 
     /// A value is defined.
     pub fn define(&mut self, id: Id, place: Place) {
-        self.live.insert(id, place);
+        self.live.insert(id, (place, None));
+    }
+
+    /// A value is defined from data of the client. They are kept for the next snapshot: a value never changes.
+    pub fn upload(&mut self, id: Id, data: &Data, place: Place) {
+        let data = self.lost.is_none().then(|| data.clone());
+        self.live.insert(id, (place, data));
     }
 
     /// A value has ended.
@@ -135,9 +150,14 @@ impl Journal {
     pub fn abandon(&mut self, reason: impl Into<String>) {
         self.lost.get_or_insert(reason.into());
         self.base.clear();
-        self.entries.clear();
+        self.live.values_mut().for_each(|(_, data)| *data = None);
+        let settled = self.entries.drain(..).filter_map(|entry| match entry {
+            Entry::Fetched(moved) => Some(moved),
+            _ => None,
+        });
+        self.settled.extend(settled);
         self.taking = None;
-        self.bytes = 0;
+        (self.bytes, self.base_bytes) = (0, 0);
     }
 
     /// Whether values can be had again.
@@ -153,11 +173,12 @@ impl Journal {
         }
         let (values, missing) = (FxHashMap::default(), FxHashMap::default());
         let mut taking = Taking { cut: self.end(), values, missing, reached: false };
-        for (&id, &place) in &self.live {
-            // A value never changes, so what the last snapshot has need not be read again.
-            match self.base.get(&id) {
-                Some(value) => drop(taking.values.insert(id, value.clone())),
-                None => drop(taking.missing.insert(id, place)),
+        for (&id, (place, data)) in &self.live {
+            // A value never changes, so what is here already need not be read again.
+            match (self.base.get(&id), data) {
+                (Some(value), _) => drop(taking.values.insert(id, value.clone())),
+                (None, Some(data)) => drop(taking.values.insert(id, (data.clone(), *place))),
+                (None, None) => drop(taking.missing.insert(id, *place)),
             }
         }
         let ids: Vec<Id> = taking.missing.keys().copied().collect();
@@ -193,12 +214,21 @@ impl Journal {
             while self.first < taking.cut {
                 if let Some(entry) = self.entries.pop_front() {
                     self.bytes -= entry.bytes();
+                    if let Entry::Fetched(moved) = entry {
+                        self.settled.push(moved);
+                    }
                 }
                 self.first += 1;
             }
             self.base = taking.values;
+            self.base_bytes = self.base.values().map(|(data, _)| data.bytes.len()).sum();
             self.snapshots += 1;
         }
+    }
+
+    /// Moves that need not be done again. Dropping one may free its value elsewhere: not under a session's lock.
+    pub fn settled(&mut self) -> Vec<Arc<Move>> {
+        std::mem::take(&mut self.settled)
     }
 
     fn end(&self) -> u64 {
@@ -210,7 +240,7 @@ impl Journal {
         Held {
             entries: self.entries.len(),
             bytes: self.bytes,
-            snapshot: self.base.values().map(|(data, _)| data.bytes.len()).sum(),
+            snapshot: self.base_bytes,
             snapshots: self.snapshots,
         }
     }

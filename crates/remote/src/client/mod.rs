@@ -2,6 +2,7 @@
 
 pub mod core;
 pub mod journal;
+pub mod moves;
 mod remote;
 mod watch;
 

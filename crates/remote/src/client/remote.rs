@@ -1,15 +1,19 @@
 //! The device at the other end: a session kept alive by a task on the IO thread.
 
 use super::core::{Config, Core, Stats, Step};
+use super::moves::{Errand, Move, Reach, Source};
 use crate::address::Address;
 use crate::protocol::frame::Decoder;
-use crate::protocol::message::{Query, Refusal, decode_memory};
-use crate::transport::{self, Stream};
-use kiln_device::{Batch, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Promise, pending};
+use crate::protocol::message::{Capability, Query, Refusal, decode_memory};
+use crate::transport::{self, Gather, Stream};
+use kiln_device::{
+    Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending,
+};
 use kiln_ir::{Id, Meta, Op};
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
+use std::any::Any;
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::Notify;
@@ -18,12 +22,14 @@ use tokio::sync::Notify;
 const MOST_QUEUED: u64 = 32 << 20;
 /// Tasks that may wait to be executed.
 const MOST_UNEXECUTED: u64 = 4096;
-/// Bytes gathered for one write.
-const GATHER: usize = 256 << 10;
 /// How long an acknowledgement may wait for company.
 const ACK_DELAY: Duration = Duration::from_millis(5);
 /// The longest that connecting and being welcomed may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long closing may take.
+const CLOSE: Duration = Duration::from_millis(500);
+/// How long a value stays exposed for a server that does not come.
+const EXPOSED: Duration = Duration::from_secs(30);
 
 /// How a client behaves towards lost servers.
 #[derive(Clone, Copy, Debug)]
@@ -54,6 +60,11 @@ struct Shared {
     /// There is room, or news.
     room: Condvar,
     closed: AtomicBool,
+    /// Nothing keeps the session connected any more.
+    ended: AtomicBool,
+    /// How other servers reach this one. Its lock is the last: nothing else is locked under it.
+    reach: Mutex<Reach>,
+    this: Weak<Shared>,
 }
 
 /// The thread that does all IO and never computes.
@@ -99,15 +110,23 @@ impl Remote {
             replay_bytes: 256 << 20,
             any_numerics: std::env::var("KILN_ANY_NUMERICS").is_ok_and(|v| v == "1"),
         };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new_cyclic(|this| Shared {
             core: Mutex::new(Core::new(config)),
             addresses,
             patience,
             wake: Notify::new(),
             room: Condvar::new(),
             closed: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
+            reach: Mutex::default(),
+            this: this.clone(),
         });
-        io().spawn(drive(shared.clone()));
+        let driven = shared.clone();
+        io().spawn(async move {
+            drive(driven.clone()).await;
+            driven.ended.store(true, Ordering::Release);
+            driven.room.notify_all();
+        });
         let mut core = shared.lock();
         loop {
             if let Some(error) = core.failure() {
@@ -204,6 +223,76 @@ impl Device for Remote {
     fn limit(&self, bytes: Option<usize>) {
         let _ = self.query(Query::Limit(bytes.map(|b| b as u64)));
     }
+
+    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Device, from: Id, keep: Keep) -> bool {
+        let Some(source) = source.any().and_then(|device| device.downcast_ref::<Remote>()) else {
+            return false;
+        };
+        let mut capability = [0; 32];
+        if getrandom::fill(&mut capability).is_err() {
+            return false;
+        }
+        let source = Arc::new(Held { shared: source.shared.clone(), id: from });
+        source.expose(capability);
+        let moved = Move { id, meta, place, capability, source, keep };
+        self.shared.lock().fetch(Arc::new(moved));
+        self.shared.settle();
+        self.shared.hold();
+        true
+    }
+
+    fn any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+
+    fn close(&self) {
+        self.shared.closed.store(true, Ordering::Release);
+        self.shared.wake.notify_one();
+        let open = |_: &mut Core| !self.shared.ended.load(Ordering::Acquire);
+        let core = self.shared.lock();
+        drop(self.shared.room.wait_timeout_while(core, CLOSE, open).unwrap_or_else(|e| e.into_inner()));
+        self.shared.fail(Error::Stopped);
+    }
+}
+
+/// A value on a server.
+struct Held {
+    shared: Arc<Shared>,
+    id: Id,
+}
+
+impl Source for Held {
+    fn reach(&self) -> Reach {
+        self.shared.reach.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    }
+
+    fn expose(&self, capability: Capability) {
+        self.shared.lock().expose(self.id, capability, 1, EXPOSED.as_millis() as u64);
+        self.shared.settle();
+    }
+
+    fn recall(&self, capability: Capability) -> Pending<Data> {
+        let (promise, answer) = pending(None);
+        self.shared.lock().recall(capability, promise);
+        self.shared.settle();
+        answer
+    }
+}
+
+/// Passes the bytes of a transfer on through the client. What is not exposed (any more) is exposed once again.
+fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, again: bool) {
+    let source = moved.source.clone();
+    source.recall(moved.capability).on_answer(move |answer| match answer {
+        // The value itself failed: there is nothing to try again.
+        Err(error) if again && !matches!(error, Error::Failed { .. }) => {
+            moved.source.expose(moved.capability);
+            pass(target, transfer, moved, false);
+        }
+        answer => {
+            target.lock().supply(transfer, answer);
+            target.settle();
+        }
+    });
 }
 
 impl Shared {
@@ -213,9 +302,20 @@ impl Shared {
 
     /// Hands answers over and gets the IO thread going.
     fn settle(&self) {
-        let answers = self.lock().answers();
-        answers.into_iter().for_each(|answer| answer.give());
+        let (answers, errands, settled) = {
+            let mut core = self.lock();
+            (core.answers(), core.errands(), core.settled())
+        };
         self.wake.notify_one();
+        drop(settled);
+        answers.into_iter().for_each(|answer| answer.give());
+        for errand in errands {
+            match (errand, self.this.upgrade()) {
+                (Errand::Expose(moved), _) => moved.source.expose(moved.capability),
+                (Errand::Pass(transfer, moved), Some(this)) => pass(this, transfer, moved, true),
+                (Errand::Pass(..), None) => {}
+            }
+        }
     }
 
     /// Waits while too much is under way.
@@ -334,6 +434,11 @@ async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcome
         Step::Going | Step::Opened(_) => {}
     }
     *welcomed = true;
+    let mut reach = shared.lock().reach();
+    if reach.url.is_empty() {
+        reach.url = Address { device: String::new(), ..address.clone() }.to_string();
+    }
+    *shared.reach.lock().unwrap_or_else(|e| e.into_inner()) = reach;
     shared.settle();
     shared.room.notify_all();
     let heard = Mutex::new(Instant::now());
@@ -385,7 +490,7 @@ async fn receive(
 }
 
 async fn send(shared: &Shared, mut writer: WriteHalf<Stream>) -> End {
-    let mut buffer: Vec<u8> = Vec::with_capacity(GATHER);
+    let mut gather = Gather::default();
     let mut soon = false;
     loop {
         if shared.is_closed() {
@@ -393,19 +498,17 @@ async fn send(shared: &Shared, mut writer: WriteHalf<Stream>) -> End {
             let _ = writer.shutdown().await;
             return End::Closed;
         }
-        let mut data = None;
         let owes = {
             let mut core = shared.lock();
-            core.controls(soon, &mut buffer);
-            while buffer.len() < GATHER
-                && data.is_none()
+            core.controls(soon, gather.controls());
+            while gather.has_room()
                 && let Some(out) = core.next()
             {
-                data = out.append(&mut buffer);
+                gather.push(out);
             }
             core.owes()
         };
-        if buffer.is_empty() && data.is_none() {
+        if gather.is_empty() {
             // An acknowledgement waits a little for others.
             let woken = shared.wake.notified();
             if owes {
@@ -416,17 +519,9 @@ async fn send(shared: &Shared, mut writer: WriteHalf<Stream>) -> End {
             continue;
         }
         soon = false;
-        let mut write = async || {
-            writer.write_all(&buffer).await?;
-            if let Some(data) = &data {
-                writer.write_all(data).await?;
-            }
-            writer.flush().await
-        };
-        if let Err(e) = write().await {
+        if let Err(e) = gather.write(&mut writer).await {
             return End::Broken(e.to_string());
         }
-        buffer.clear();
     }
 }
 

@@ -60,10 +60,10 @@ impl Outgoing {
     }
 }
 
-/// A frame to be sent: head, fields, data.
+/// A frame to be sent. Its checksum is computed when it is written, outside of any lock.
 pub struct Out {
-    /// The frame's head.
-    pub head: [u8; HEAD],
+    seq: u64,
+    kind: u8,
     /// Its payload.
     pub body: Body,
 }
@@ -72,9 +72,25 @@ pub struct Out {
 const COPIED: usize = 4096;
 
 impl Out {
+    /// A frame outside of any link, which is neither numbered nor sent again.
+    pub fn control(kind: u8, body: Body) -> Out {
+        Out { seq: 0, kind, body }
+    }
+
+    /// Bytes on the wire.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.body.len() as usize
+    }
+
+    /// The frame's head.
+    pub fn head(&self) -> [u8; HEAD] {
+        frame::head(self.seq, self.kind, [&self.body.fields, self.body.data()])
+    }
+
     /// Appends the frame to a buffer, except for long data, which are to be sent after it.
     pub fn append(self, buffer: &mut Vec<u8>) -> Option<Bytes> {
-        buffer.extend_from_slice(&self.head);
+        buffer.extend_from_slice(&self.head());
         buffer.extend_from_slice(&self.body.fields);
         let data = self.body.data?;
         if data.len() > COPIED {
@@ -181,8 +197,7 @@ impl Link {
         self.counts.sent_frames += 1;
         self.counts.sent_bytes += frame.body.len();
         let seq = self.acked + self.flying as u64;
-        let head = frame::head(seq, frame.kind, [&frame.body.fields, frame.body.data()]);
-        Some(Out { head, body: frame.body.clone() })
+        Some(Out { seq, kind: frame.kind, body: frame.body.clone() })
     }
 
     /// Takes a numbered frame, of the sender's `lane`. False for one that came before: it is dropped.
@@ -274,7 +289,7 @@ mod tests {
     }
 
     fn bytes(out: Out) -> Vec<u8> {
-        [&out.head[..], &out.body.fields, out.body.data()].concat()
+        [&out.head()[..], &out.body.fields, out.body.data()].concat()
     }
 
     /// Sends what may be sent, through `loss` which decides what arrives; gives the payload lengths that were accepted.
@@ -362,7 +377,7 @@ mod tests {
         a.send(Lane::Background, 1, body(1));
         a.send(Lane::Normal, 2, body(1));
         a.send(Lane::Urgent, 3, body(1));
-        let kinds: Vec<u8> = std::iter::from_fn(|| a.next()).map(|out| out.head[16]).collect();
+        let kinds: Vec<u8> = std::iter::from_fn(|| a.next()).map(|out| out.kind).collect();
         assert_eq!(kinds, [3, 2, 1]);
     }
 }

@@ -17,6 +17,9 @@ const COMPRESSED: u8 = 0x80;
 /// Payloads below this are not worth compressing.
 const COMPRESS_FROM: usize = 512;
 
+/// What a value is exposed under: whoever knows it may fetch the value.
+pub type Capability = [u8; 32];
+
 /// What a client wants of a connection.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Purpose {
@@ -39,9 +42,11 @@ pub enum Purpose {
     /// To fetch a value that a session has exposed.
     Fetch {
         /// What the value was exposed under.
-        capability: [u8; 32],
+        capability: Capability,
         /// Names the transfer, so that asking again is no second fetch.
         transfer: u64,
+        /// Bytes that are there already.
+        from: u64,
     },
     /// To look at the server.
     Watch,
@@ -87,6 +92,8 @@ pub struct Welcome {
     pub info: DeviceInfo,
     /// The server's operation table.
     pub table: Vec<u8>,
+    /// How other servers reach it; empty if they take the way that the client has taken.
+    pub advertise: String,
 }
 
 /// Why a server does not take a connection.
@@ -160,9 +167,22 @@ pub enum Message<'a> {
     /// Asks about the device.
     Query { request: u64, query: Query },
     /// Lets others fetch a value.
-    Expose { id: Id, capability: [u8; 32], fetches: u64, milliseconds: u64 },
-    /// Defines a value from what another server exposes.
-    Fetch { transfer: u64, id: Id, meta: Meta, place: Place, url: &'a str, capability: [u8; 32] },
+    Expose { id: Id, capability: Capability, fetches: u64, milliseconds: u64 },
+    /// Defines a value from what the server of this incarnation, at `url`, exposes.
+    Fetch {
+        transfer: u64,
+        id: Id,
+        meta: Meta,
+        place: Place,
+        incarnation: u64,
+        url: &'a str,
+        capability: Capability,
+    },
+    /// Asks for what this session exposes, answered like a read. It takes no place in the stream: a stream may be
+    /// waiting for the very bytes that are asked for.
+    Recall { request: u64, capability: Capability },
+    /// There will be no bytes for a lost transfer: its value is never computed, for this reason.
+    Withdraw { transfer: u64, error: Error },
 
     /// A value's dtype and shape; its bytes follow in pieces.
     Value { request: u64, meta: Meta },
@@ -207,6 +227,8 @@ pub mod kind {
     pub const FETCH: u8 = 26;
     /// A piece that goes outside the window.
     pub const SUPPLY: u8 = 27;
+    pub const RECALL: u8 = 28;
+    pub const WITHDRAW: u8 = 29;
     pub const VALUE: u8 = 48;
     pub const DONE: u8 = 49;
     pub const FAILED: u8 = 50;
@@ -266,12 +288,22 @@ impl Message<'_> {
                 w.bytes.extend_from_slice(capability);
                 kind::EXPOSE
             }
-            Message::Fetch { transfer, id, meta, place, url, capability } => {
-                ints(&mut w, 0, &[*transfer, id.0, *place as u64]);
+            Message::Fetch { transfer, id, meta, place, incarnation, url, capability } => {
+                ints(&mut w, 0, &[*transfer, id.0, *place as u64, *incarnation]);
                 w.meta(meta);
                 w.text(url);
                 w.bytes.extend_from_slice(capability);
                 kind::FETCH
+            }
+            Message::Recall { request, capability } => {
+                w.int(*request);
+                w.bytes.extend_from_slice(capability);
+                kind::RECALL
+            }
+            Message::Withdraw { transfer, error } => {
+                w.int(*transfer);
+                fault::encode(error, &mut w);
+                kind::WITHDRAW
             }
             Message::Value { request, meta } => {
                 w.int(*request);
@@ -352,9 +384,11 @@ impl Message<'_> {
             }
             kind::FETCH => {
                 let (transfer, id, place) = (r.int()?, Id(r.int()?), place(&mut r)?);
-                let (meta, url) = (meta(&mut r)?, text(&mut r)?);
-                Message::Fetch { transfer, id, place, meta, url, capability: array(&mut r)? }
+                let (incarnation, meta, url) = (r.int()?, meta(&mut r)?, text(&mut r)?);
+                Message::Fetch { transfer, id, place, meta, incarnation, url, capability: array(&mut r)? }
             }
+            kind::RECALL => Message::Recall { request: r.int()?, capability: array(&mut r)? },
+            kind::WITHDRAW => Message::Withdraw { transfer: r.int()?, error: fault::decode(&mut r)? },
             kind::VALUE => Message::Value { request: r.int()?, meta: meta(&mut r)? },
             kind::DONE => Message::Done { request: r.int()? },
             kind::FAILED => Message::Failed { request: r.int()?, error: fault::decode(&mut r)? },
@@ -373,7 +407,10 @@ impl Message<'_> {
 
 /// The lane that a frame of this kind was sent in, as far as the window goes.
 pub fn lane(kind: u8) -> Lane {
-    if kind & !COMPRESSED == kind::SUPPLY { Lane::Urgent } else { Lane::Normal }
+    match kind & !COMPRESSED {
+        kind::SUPPLY | kind::RECALL | kind::WITHDRAW => Lane::Urgent,
+        _ => Lane::Normal,
+    }
 }
 
 /// The frames that carry `bytes` as transfer `of`, without copying them.
@@ -385,6 +422,11 @@ pub fn pieces(of: u64, bytes: &Bytes, compress: bool) -> impl Iterator<Item = (u
         let body = Body { fields: fields.bytes.clone(), data: Some(data) };
         if compress { compressed(kind::PIECE, body) } else { (kind::PIECE, body) }
     })
+}
+
+/// The kind of a piece that goes outside the window.
+pub fn supply(kind: u8) -> u8 {
+    kind & COMPRESSED | kind::SUPPLY
 }
 
 /// The frame with its payload compressed, if that makes it shorter.
@@ -461,8 +503,8 @@ impl Hello {
                 ints(&mut w, 0, &[1, *session, *epoch, *received]);
                 w.bytes.extend_from_slice(secret);
             }
-            Purpose::Fetch { capability, transfer } => {
-                ints(&mut w, 0, &[2, *transfer]);
+            Purpose::Fetch { capability, transfer, from } => {
+                ints(&mut w, 0, &[2, *transfer, *from]);
                 w.bytes.extend_from_slice(capability);
             }
             Purpose::Watch => w.int(3),
@@ -488,7 +530,7 @@ impl Hello {
                 let (session, epoch, received) = (r.int()?, r.int()?, r.int()?);
                 Purpose::Resume { session, epoch, received, secret: array(&mut r)? }
             }
-            2 => Purpose::Fetch { transfer: r.int()?, capability: array(&mut r)? },
+            2 => Purpose::Fetch { transfer: r.int()?, from: r.int()?, capability: array(&mut r)? },
             3 => Purpose::Watch,
             _ => return Err(WireError::Malformed { what: "purpose" }.into()),
         };
@@ -515,6 +557,7 @@ impl Welcome {
         w.bytes.push(self.compress as u8);
         info(&self.info, &mut w);
         w.blob(&self.table);
+        w.text(&self.advertise);
         w.bytes
     }
 
@@ -525,7 +568,7 @@ impl Welcome {
         let secret = array(&mut r)?;
         let resumed = r.int()?.checked_sub(1);
         let (lease, heartbeat, compress) = (r.int()?, r.int()?, flag(&mut r)?);
-        let (info, table) = (read_info(&mut r)?, r.blob()?.to_vec());
+        let (info, table, advertise) = (read_info(&mut r)?, r.blob()?.to_vec(), r.text()?);
         Ok(Welcome {
             version,
             session,
@@ -537,6 +580,7 @@ impl Welcome {
             compress,
             info,
             table,
+            advertise,
         })
     }
 }

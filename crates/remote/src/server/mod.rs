@@ -1,6 +1,8 @@
 //! The server: sessions of clients, each on a device of its own.
 
+mod fetch;
 mod http;
+pub mod moves;
 pub mod registry;
 pub mod schedule;
 mod serve;

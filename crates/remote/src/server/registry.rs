@@ -1,7 +1,8 @@
 //! Who may connect, and the sessions there are. Without IO: time and randomness come from outside.
 
+use super::moves::Moves;
 use super::session::{Executor, Quota, Session};
-use crate::protocol::message::{self, Hello, Purpose, Refusal, Welcome};
+use crate::protocol::message::{self, Capability, Hello, Purpose, Refusal, Welcome};
 use crate::protocol::{ProtocolError, VERSIONS};
 use kiln_device::Device;
 use kiln_ir::wire::{Reader, Table, Writer};
@@ -58,6 +59,7 @@ pub struct Client {
     pub(super) news: tokio::sync::Notify,
     /// When it was opened.
     pub opened: Duration,
+    moves: Arc<Moves>,
 }
 
 impl Client {
@@ -116,6 +118,7 @@ impl Client {
         }
         let Some((task, upload)) = self.session().take() else { return Ok(None) };
         let (replies, micros) = executor.run(&task, upload)?;
+        executor.shown().into_iter().for_each(|shown| self.moves.expose(self.number, shown));
         self.session().finish(&task, replies, micros);
         Ok(Some(micros))
     }
@@ -127,6 +130,8 @@ pub enum Admitted {
     Session(Arc<Client>, u64),
     /// Looking at the server.
     Watch,
+    /// Fetching what is exposed under this capability: the transfer, and the bytes that are there already.
+    Fetch(Capability, u64, u64),
 }
 
 /// The sessions of a server.
@@ -137,6 +142,7 @@ pub struct Registry {
     clients: Mutex<FxHashMap<u64, Arc<Client>>>,
     draining: AtomicBool,
     opened: AtomicU64,
+    moves: Arc<Moves>,
 }
 
 impl Registry {
@@ -145,7 +151,23 @@ impl Registry {
         let incarnation = word(&config.random);
         let table = Table::local();
         let (clients, draining) = (Mutex::default(), AtomicBool::new(false));
-        Registry { config, incarnation, table, clients, draining, opened: AtomicU64::new(0) }
+        let (opened, moves) = (AtomicU64::new(0), Arc::default());
+        Registry { config, incarnation, table, clients, draining, opened, moves }
+    }
+
+    /// The same with other ways between servers.
+    pub fn with_moves(self, moves: Moves) -> Registry {
+        Registry { moves: Arc::new(moves), ..self }
+    }
+
+    /// What its sessions expose.
+    pub fn moves(&self) -> &Arc<Moves> {
+        &self.moves
+    }
+
+    /// Another number after every start.
+    pub fn incarnation(&self) -> u64 {
+        self.incarnation
     }
 
     /// Answers a hello at time `now`. `trusted`: the transport has shown that the client may connect.
@@ -157,6 +179,11 @@ impl Registry {
     ) -> Result<(Welcome, Admitted), Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
         let version = message::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
+        // A capability is its own token.
+        if let Purpose::Fetch { capability, transfer, from } = hello.purpose {
+            let welcome = self.welcome(version, None, None, false);
+            return Ok((welcome, Admitted::Fetch(capability, transfer, from)));
+        }
         let known = self.config.token.as_deref().is_none_or(|token| equal(token, &hello.token));
         if !trusted && !known {
             return Err(Refusal::Token);
@@ -194,7 +221,7 @@ impl Registry {
             device: device.into(),
             secret,
             epoch: AtomicU64::new(0),
-            session: Mutex::new(Session::new(self.config.quota, hello.compress)),
+            session: Mutex::new(Session::new(driver.clone(), self.config.quota, hello.compress)),
             executor: Mutex::new(Executor::new(driver, table, self.config.quota)),
             lost_at: AtomicU64::new(u64::MAX),
             over: AtomicBool::new(false),
@@ -203,6 +230,7 @@ impl Registry {
             claimed: AtomicBool::new(false),
             news: tokio::sync::Notify::new(),
             opened: now,
+            moves: self.moves.clone(),
         });
         self.opened.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
@@ -261,6 +289,7 @@ impl Registry {
             compress,
             info,
             table: table.bytes,
+            advertise: self.moves.advertise().into(),
         }
     }
 
@@ -297,6 +326,11 @@ impl Registry {
     /// All sessions.
     pub fn list(&self) -> Vec<Arc<Client>> {
         self.clients().values().cloned().collect()
+    }
+
+    /// Whether a session is there.
+    pub fn is_open(&self, session: u64) -> bool {
+        self.clients().contains_key(&session)
     }
 
     /// Sessions opened since the start.

@@ -1,5 +1,6 @@
 //! The server's connections: one port for tensors, browsers and monitors.
 
+use super::fetch::{MOST_FETCHES, MOST_GIVEN};
 use super::http;
 use super::registry::{Admitted, Client, Registry};
 use super::schedule::Schedule;
@@ -7,7 +8,7 @@ use super::session::Step;
 use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder};
 use crate::protocol::message::{Message, kind};
-use crate::transport::{Rewound, Stream};
+use crate::transport::{Gather, Rewound, Stream};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -23,8 +24,6 @@ const HELLO: Duration = Duration::from_secs(5);
 const MOST_HELLO: usize = 256 << 10;
 /// How long an acknowledgement may wait for company.
 const ACK_DELAY: Duration = Duration::from_millis(5);
-/// Bytes gathered for one write.
-const GATHER: usize = 256 << 10;
 /// How long a client with a wrong token waits for the answer.
 const WRONG_TOKEN: Duration = Duration::from_millis(200);
 /// Connections that may be between their first byte and their welcome.
@@ -44,10 +43,12 @@ pub struct Listen {
 pub struct Server {
     /// Its sessions.
     pub registry: Registry,
-    schedule: Schedule,
+    pub(super) schedule: Schedule,
     start: Instant,
     log: Box<dyn Fn(Event<'_>) + Send + Sync>,
     strangers: tokio::sync::Semaphore,
+    pub(super) fetching: tokio::sync::Semaphore,
+    pub(super) giving: tokio::sync::Semaphore,
 }
 
 /// What a server tells about itself while it runs.
@@ -116,6 +117,8 @@ impl Server {
             start: Instant::now(),
             log: Box::new(log),
             strangers: tokio::sync::Semaphore::new(MOST_STRANGERS),
+            fetching: tokio::sync::Semaphore::new(MOST_FETCHES),
+            giving: tokio::sync::Semaphore::new(MOST_GIVEN),
         })
     }
 
@@ -216,6 +219,7 @@ impl Server {
         loop {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let gone = self.registry.expire(self.now());
+            self.registry.moves().expire(|session| self.registry.is_open(session));
             for client in &gone {
                 let reason = client.reason();
                 let reason = reason.as_deref().unwrap_or("its lease is over, or it said goodbye");
@@ -305,6 +309,9 @@ impl Server {
                 return Err(io::Error::other(refusal));
             }
         };
+        if let Admitted::Fetch(capability, transfer, from) = admitted {
+            return self.give(stream, &welcome, (capability, transfer, from)).await;
+        }
         let resumed = welcome.resumed.is_some();
         let (reader, mut writer) = tokio::io::split(stream);
         let greeted = async {
@@ -315,6 +322,7 @@ impl Server {
         let (client, epoch) = match admitted {
             Admitted::Session(client, epoch) => (client, epoch),
             Admitted::Watch => return self.watched(writer).await,
+            Admitted::Fetch(..) => return Ok(()),
         };
         let session = client.number;
         (self.log)(match resumed {
@@ -336,7 +344,7 @@ impl Server {
     }
 
     async fn receive(
-        &self,
+        self: &Arc<Server>,
         client: &Arc<Client>,
         epoch: u64,
         mut reader: ReadHalf<Stream>,
@@ -366,6 +374,7 @@ impl Server {
                     }
                 }
             }
+            self.obey(client);
             self.schedule.offer(client);
             client.news.notify_one();
             let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
@@ -379,7 +388,7 @@ impl Server {
     }
 
     async fn send(&self, client: &Arc<Client>, epoch: u64, mut writer: WriteHalf<Stream>) -> String {
-        let mut buffer: Vec<u8> = Vec::with_capacity(GATHER);
+        let mut gather = Gather::default();
         let (mut soon, mut told) = (false, false);
         loop {
             if client.is_over() || !client.is_current(epoch) {
@@ -389,27 +398,25 @@ impl Server {
                 let _ = writer.shutdown().await;
                 return "the session is over".into();
             }
-            let mut data = None;
             let owes = {
                 let mut session = client.session();
                 for notice in session.notices(soon) {
                     let (kind, body) = notice.encode();
-                    buffer.extend(control(kind, &body.fields));
+                    gather.controls().extend(control(kind, &body.fields));
                 }
-                while buffer.len() < GATHER
-                    && data.is_none()
+                while gather.has_room()
                     && let Some(out) = session.next()
                 {
-                    data = out.append(&mut buffer);
+                    gather.push(out);
                 }
                 session.owes()
             };
             if self.registry.is_draining() && !told {
                 told = true;
                 let (kind, body) = Message::Drain.encode();
-                buffer.extend(control(kind, &body.fields));
+                gather.controls().extend(control(kind, &body.fields));
             }
-            if buffer.is_empty() && data.is_none() {
+            if gather.is_empty() {
                 let news = client.news.notified();
                 if owes {
                     soon = tokio::time::timeout(ACK_DELAY, news).await.is_err();
@@ -421,17 +428,9 @@ impl Server {
                 continue;
             }
             soon = false;
-            let mut write = async || {
-                writer.write_all(&buffer).await?;
-                if let Some(data) = &data {
-                    writer.write_all(data).await?;
-                }
-                writer.flush().await
-            };
-            if let Err(e) = write().await {
+            if let Err(e) = gather.write(&mut writer).await {
                 return e.to_string();
             }
-            buffer.clear();
         }
     }
 
@@ -468,6 +467,7 @@ impl Server {
         serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"), "seconds": self.now().as_secs_f64(),
             "draining": self.registry.is_draining(), "opened": self.registry.opened(), "sessions": sessions,
+            "exposed": self.registry.moves().count(),
         })
     }
 }

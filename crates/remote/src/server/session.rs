@@ -5,17 +5,18 @@
 //! so that a worker can compute while frames go on arriving.
 
 use crate::protocol::link::{Counts, Lane, Link, Out};
-use crate::protocol::message::{self, Message, Query, kind};
+use super::moves::Shown;
+use crate::protocol::message::{self, Capability, Message, Query, kind};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Frame, ProtocolError};
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
+use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Room};
 use kiln_ir::wire::Table;
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a session may hold.
 #[derive(Clone, Copy, Debug)]
@@ -41,12 +42,97 @@ pub struct Task {
     payload: Vec<u8>,
 }
 
-/// An upload under way.
+impl Task {
+    /// Whether it waits for bytes.
+    fn is_transfer(&self) -> bool {
+        matches!(self.kind, kind::UPLOAD | kind::FETCH)
+    }
+}
+
+/// A value under way: an upload, or a fetch from another server.
 struct Assembly {
-    bytes: Vec<u8>,
-    want: usize,
-    /// Refused for its size: its pieces are dropped.
-    refused: bool,
+    meta: Meta,
+    filled: usize,
+    /// Bytes that it takes of the quota.
+    counted: usize,
+    memory: Memory,
+    /// Its direct way failed: the client sends the pieces itself.
+    lost: bool,
+}
+
+/// Where a value under way is gathered.
+enum Memory {
+    /// In memory that the device takes over.
+    Room(Box<dyn Room>),
+    /// In memory that grows with what arrives.
+    Grown(Vec<u8>),
+    /// It is all there, in another session's memory.
+    Whole(Data),
+    /// There will be none, and its pieces are dropped.
+    None(Error),
+}
+
+impl Assembly {
+    fn is_complete(&self) -> bool {
+        match &self.memory {
+            Memory::Room(_) | Memory::Grown(_) => self.filled == self.meta.bytes(),
+            Memory::Whole(_) | Memory::None(_) => true,
+        }
+    }
+
+    fn add(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
+        let (from, to) = (self.filled, self.filled + bytes.len());
+        if to > self.meta.bytes() {
+            return Err(ProtocolError::Misuse("a transfer has more bytes than its shape"));
+        }
+        match &mut self.memory {
+            Memory::Room(room) => room.bytes()[from..to].copy_from_slice(bytes),
+            Memory::Grown(held) => match held.try_reserve(bytes.len()) {
+                Ok(()) => held.extend_from_slice(bytes),
+                Err(_) => {
+                    let asked = self.meta.bytes();
+                    self.memory = Memory::None(Error::OutOfMemory { asked, free: 0, limit: usize::MAX });
+                }
+            },
+            Memory::Whole(_) | Memory::None(_) => return Ok(()),
+        }
+        self.filled = to;
+        Ok(())
+    }
+
+    fn done(self) -> Result<Bytes, Error> {
+        match self.memory {
+            Memory::Room(room) => Ok(room.done()),
+            Memory::Grown(held) => Ok(Bytes::new(held)),
+            Memory::Whole(data) => Ok(data.bytes),
+            Memory::None(error) => Err(error),
+        }
+    }
+}
+
+/// What a session wants of its server, besides computing.
+pub enum Order {
+    /// A value will be exposed under this capability.
+    Announce(Capability),
+    /// A value is to be fetched from another server.
+    Fetch(Fetch),
+    /// The client asks for what the session exposes.
+    Recall(u64, Capability),
+}
+
+/// A value to be fetched.
+#[derive(Clone, Debug)]
+pub struct Fetch {
+    /// Its transfer.
+    pub transfer: u64,
+    /// Its dtype and shape.
+    pub meta: Meta,
+    /// Which start of a server exposes it.
+    pub incarnation: u64,
+    /// Where that server is.
+    pub url: String,
+    /// What it is exposed under.
+    pub capability: Capability,
 }
 
 /// A session as the network sees it.
@@ -64,7 +150,14 @@ pub struct Session {
     ended: bool,
     compress: bool,
     pong: Option<u64>,
+    device: Arc<dyn Device>,
+    orders: Vec<Order>,
+    /// Questions that wait for what is exposed.
+    recalls: usize,
 }
+
+/// Questions of one client that may wait for what it exposes.
+const MOST_RECALLS: usize = 1024;
 
 /// What came of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +172,7 @@ pub enum Step {
 
 impl Session {
     /// An empty session.
-    pub fn new(quota: Quota, compress: bool) -> Session {
+    pub fn new(device: Arc<dyn Device>, quota: Quota, compress: bool) -> Session {
         Session {
             link: Link::default(),
             tasks: VecDeque::new(),
@@ -92,6 +185,9 @@ impl Session {
             ended: false,
             compress,
             pong: None,
+            device,
+            orders: Vec::new(),
+            recalls: 0,
         }
     }
 
@@ -124,17 +220,37 @@ impl Session {
                 }
                 let mut room = Vec::new();
                 if let Message::Piece { of, bytes } = Message::decode(frame.kind, frame.payload, &mut room)? {
-                    self.piece(of, bytes)?;
+                    self.piece(of, bytes, frame.kind & 0x7f == kind::SUPPLY)?;
                 }
             }
-            kind::UPLOAD => {
+            kind::UPLOAD | kind::FETCH | kind::EXPOSE => {
                 let mut room = Vec::new();
-                if let Message::Upload { transfer, meta, .. } =
-                    Message::decode(frame.kind, frame.payload, &mut room)?
-                {
-                    self.assemble(transfer, meta)?;
+                match Message::decode(frame.kind, frame.payload, &mut room)? {
+                    Message::Upload { transfer, meta, place, .. } => self.assemble(transfer, meta, place)?,
+                    Message::Fetch { transfer, meta, place, incarnation, url, capability, .. } => {
+                        self.assemble(transfer, meta, place)?;
+                        let url = url.to_string();
+                        let fetch = Fetch { transfer, meta, incarnation, url, capability };
+                        self.orders.push(Order::Fetch(fetch));
+                    }
+                    Message::Expose { capability, .. } => self.orders.push(Order::Announce(capability)),
+                    _ => return Err(ProtocolError::Kind(frame.kind)),
                 }
                 self.queue(frame);
+            }
+            kind::RECALL | kind::WITHDRAW => {
+                let mut room = Vec::new();
+                match Message::decode(frame.kind, frame.payload, &mut room)? {
+                    Message::Recall { request, capability } if self.recalls < MOST_RECALLS => {
+                        self.recalls += 1;
+                        self.orders.push(Order::Recall(request, capability));
+                    }
+                    Message::Recall { .. } => return Err(ProtocolError::Misuse("too many recalls")),
+                    Message::Withdraw { transfer, error } => {
+                        self.lost_assembly(transfer)?.memory = Memory::None(error);
+                    }
+                    _ => return Err(ProtocolError::Kind(frame.kind)),
+                }
             }
             _ => self.queue(frame),
         }
@@ -145,28 +261,85 @@ impl Session {
         self.tasks.push_back(Task { kind: frame.kind, payload: frame.payload.to_vec() });
     }
 
-    fn assemble(&mut self, transfer: u64, meta: Meta) -> Result<(), ProtocolError> {
+    fn assemble(&mut self, transfer: u64, meta: Meta, place: Place) -> Result<(), ProtocolError> {
         let want = meta.bytes();
-        let refused = self.assembling.saturating_add(want) > self.quota.bytes;
-        // Zeroed memory is not taken from the system before it is written to.
-        let bytes = if refused { Vec::new() } else { Vec::with_capacity(want) };
-        self.assembling += if refused { 0 } else { want };
-        match self.assemblies.insert(transfer, Assembly { bytes, want, refused }) {
+        let (memory, counted) = if self.assembling.saturating_add(want) > self.quota.bytes {
+            (Memory::None(Error::OutOfMemory { asked: want, free: 0, limit: self.quota.bytes }), 0)
+        } else {
+            // Where the device has no room now, it may have when the stream has come here.
+            (self.device.room(want, place).map_or_else(|| Memory::Grown(Vec::new()), Memory::Room), want)
+        };
+        self.assembling += counted;
+        let assembly = Assembly { meta, filled: 0, counted, memory, lost: false };
+        match self.assemblies.insert(transfer, assembly) {
             Some(_) => Err(ProtocolError::Misuse("a transfer's number is used twice")),
             None => Ok(()),
         }
     }
 
-    fn piece(&mut self, of: u64, bytes: &[u8]) -> Result<(), ProtocolError> {
+    fn piece(&mut self, of: u64, bytes: &[u8], supplied: bool) -> Result<(), ProtocolError> {
+        if supplied {
+            return self.lost_assembly(of)?.add(bytes);
+        }
         let assembly = self.assemblies.get_mut(&of).ok_or(ProtocolError::Misuse("a piece of no transfer"))?;
-        if assembly.refused {
-            return Ok(());
+        assembly.add(bytes)
+    }
+
+    /// A transfer whose pieces the client sends itself.
+    fn lost_assembly(&mut self, transfer: u64) -> Result<&mut Assembly, ProtocolError> {
+        let assembly = self.assemblies.get_mut(&transfer).filter(|a| a.lost);
+        assembly.ok_or(ProtocolError::Misuse("bytes of no lost transfer"))
+    }
+
+    /// What the session wants of its server.
+    pub fn orders(&mut self) -> Vec<Order> {
+        std::mem::take(&mut self.orders)
+    }
+
+    /// Bytes of a fetch that have come.
+    pub fn fetched(&self, transfer: u64) -> usize {
+        self.assemblies.get(&transfer).map_or(0, |a| a.filled)
+    }
+
+    /// The next bytes of a fetch. True when it is complete.
+    pub fn fetch(&mut self, transfer: u64, bytes: &[u8]) -> Result<bool, ProtocolError> {
+        let assembly =
+            self.assemblies.get_mut(&transfer).ok_or(ProtocolError::Misuse("a fetch that nobody waits for"))?;
+        assembly.add(bytes)?;
+        Ok(assembly.is_complete())
+    }
+
+    /// A fetch is over at once: with all of its value, or with the reason why there is none.
+    pub fn fetch_whole(&mut self, transfer: u64, value: Result<Data, Error>) {
+        if let Some(assembly) = self.assemblies.get_mut(&transfer) {
+            assembly.memory = match value {
+                Ok(data) if data.meta == assembly.meta => Memory::Whole(data),
+                Ok(_) => Memory::None(Error::Peer { message: "a moved value has another shape".into() }),
+                Err(error) => Memory::None(error),
+            };
         }
-        if assembly.bytes.len() + bytes.len() > assembly.want {
-            return Err(ProtocolError::Misuse("a transfer has more bytes than its shape"));
+    }
+
+    /// A fetch has failed: the client is asked for the bytes, from the first on.
+    pub fn fetch_lost(&mut self, transfer: u64, reason: &str) {
+        if let Some(assembly) = self.assemblies.get_mut(&transfer) {
+            assembly.lost = true;
+            assembly.filled = 0;
+            if let Memory::Grown(held) = &mut assembly.memory {
+                held.clear();
+            }
+            let (kind, body) = Message::Lost { transfer, reason }.encode();
+            self.link.send(Lane::Normal, kind, body);
         }
-        assembly.bytes.extend_from_slice(bytes);
-        Ok(())
+    }
+
+    /// Answers a recall.
+    pub fn recalled(&mut self, request: u64, value: Result<Data, Error>) {
+        self.recalls -= 1;
+        self.reply(match value {
+            Ok(data) => Reply::Value { request, data, background: false },
+            Err(error) => Reply::of(Message::Failed { request, error }),
+        });
     }
 
     /// Whether a worker would find something to do.
@@ -175,26 +348,25 @@ impl Session {
         if self.link.queued_bytes() > MOST_WAITING {
             return false;
         }
-        task.kind != kind::UPLOAD || self.uploaded(task).is_some()
+        !task.is_transfer() || self.arrived(task).is_some()
     }
 
-    /// The transfer of an upload whose bytes are all there.
-    fn uploaded(&self, task: &Task) -> Option<u64> {
+    /// The transfer of a task whose bytes are all there.
+    fn arrived(&self, task: &Task) -> Option<u64> {
         let transfer = kiln_ir::wire::Reader::new(&task.payload).int().ok()?;
-        let assembly = self.assemblies.get(&transfer)?;
-        (assembly.refused || assembly.bytes.len() == assembly.want).then_some(transfer)
+        self.assemblies.get(&transfer)?.is_complete().then_some(transfer)
     }
 
-    /// The next task, and the bytes of an upload.
-    pub fn take(&mut self) -> Option<(Task, Option<Result<Vec<u8>, usize>>)> {
+    /// The next task, and the bytes of an upload or a fetch.
+    pub fn take(&mut self) -> Option<(Task, Option<Result<Bytes, Error>>)> {
         if !self.is_ready() {
             return None;
         }
         let bytes = match self.tasks.front() {
-            Some(task) if task.kind == kind::UPLOAD => {
-                let assembly = self.uploaded(task).and_then(|t| self.assemblies.remove(&t))?;
-                self.assembling -= if assembly.refused { 0 } else { assembly.want };
-                Some(if assembly.refused { Err(assembly.want) } else { Ok(assembly.bytes) })
+            Some(task) if task.is_transfer() => {
+                let assembly = self.arrived(task).and_then(|t| self.assemblies.remove(&t))?;
+                self.assembling -= assembly.counted;
+                Some(assembly.done())
             }
             _ => None,
         };
@@ -206,16 +378,18 @@ impl Session {
         self.link.release(task.payload.len());
         self.executed += 1;
         self.micros += micros;
-        for reply in replies {
-            match reply {
-                Reply::Message(kind, body) => self.link.send(Lane::Normal, kind, body),
-                Reply::Value { request, data, background } => {
-                    let lane = if background { Lane::Background } else { Lane::Normal };
-                    let (kind, body) = Message::Value { request, meta: data.meta }.encode();
+        replies.into_iter().for_each(|reply| self.reply(reply));
+    }
+
+    fn reply(&mut self, reply: Reply) {
+        match reply {
+            Reply::Message(kind, body) => self.link.send(Lane::Normal, kind, body),
+            Reply::Value { request, data, background } => {
+                let lane = if background { Lane::Background } else { Lane::Normal };
+                let (kind, body) = Message::Value { request, meta: data.meta }.encode();
+                self.link.send(lane, kind, body);
+                for (kind, body) in message::pieces(request, &data.bytes, self.compress) {
                     self.link.send(lane, kind, body);
-                    for (kind, body) in message::pieces(request, &data.bytes, self.compress) {
-                        self.link.send(lane, kind, body);
-                    }
                 }
             }
         }
@@ -308,6 +482,7 @@ pub struct Executor {
     bytes: usize,
     quota: Quota,
     operations: u64,
+    shown: Vec<Shown>,
 }
 
 impl Executor {
@@ -315,14 +490,14 @@ impl Executor {
     pub fn new(device: Arc<dyn Device>, table: Table, quota: Quota) -> Executor {
         device.limit((quota.bytes != usize::MAX).then_some(quota.bytes));
         let (templates, values) = (Receiver::default(), FxHashMap::default());
-        Executor { device, table, templates, values, bytes: 0, quota, operations: 0 }
+        Executor { device, table, templates, values, bytes: 0, quota, operations: 0, shown: Vec::new() }
     }
 
     /// Does a task. An error means that the client does not keep to the protocol: the session ends.
     pub fn run(
         &mut self,
         task: &Task,
-        upload: Option<Result<Vec<u8>, usize>>,
+        upload: Option<Result<Bytes, Error>>,
     ) -> Result<(Vec<Reply>, u64), ProtocolError> {
         let start = Instant::now();
         let mut room = Vec::new();
@@ -337,7 +512,13 @@ impl Executor {
                 self.batch(batch, &mut replies)?;
             }
             Message::Forget { template } => self.templates.forget(template),
-            Message::Upload { id, meta, place, .. } => self.upload(id, meta, place, upload, &mut replies)?,
+            Message::Upload { id, meta, place, .. } | Message::Fetch { id, meta, place, .. } => {
+                self.upload(id, meta, place, upload, &mut replies)?
+            }
+            Message::Expose { id, capability, fetches, milliseconds } => {
+                let (value, patience) = (self.read(id), Duration::from_millis(milliseconds));
+                self.shown.push(Shown { capability, fetches, patience, value });
+            }
             Message::Read { request, id, background } => {
                 replies.push(match self.read(id) {
                     Ok(data) => Reply::Value { request, data, background },
@@ -469,19 +650,20 @@ impl Executor {
         id: Id,
         meta: Meta,
         place: Place,
-        bytes: Option<Result<Vec<u8>, usize>>,
+        bytes: Option<Result<Bytes, Error>>,
         replies: &mut Vec<Reply>,
     ) -> Result<(), ProtocolError> {
         match bytes {
             Some(Ok(bytes)) if bytes.len() == meta.bytes() => {
                 self.define(id, Ok(meta))?;
-                self.device.write(id, Data::new(meta, Bytes::new(bytes)), place);
+                self.device.write(id, Data::new(meta, bytes), place);
                 // Executed now, so that a failure is told in its place.
                 let _ = self.device.sync().wait();
                 Ok(())
             }
-            Some(Err(asked)) => {
-                let cause = Error::OutOfMemory { asked, free: 0, limit: self.quota.bytes };
+            // What failed elsewhere was told there.
+            Some(Err(error @ Error::Failed { .. })) => self.define(id, Err(Arc::new(error))),
+            Some(Err(cause)) => {
                 let error = self.fault("write", id, cause, replies);
                 self.define(id, Err(error))
             }
@@ -496,6 +678,11 @@ impl Executor {
             Some(Err(error)) => Err((**error).clone()),
             None => Err(Error::UnknownValue(id)),
         }
+    }
+
+    /// What was exposed since this was last asked.
+    pub fn shown(&mut self) -> Vec<Shown> {
+        std::mem::take(&mut self.shown)
     }
 
     /// Values, their bytes by shape, and operations so far.

@@ -1,0 +1,49 @@
+//! Values on their way between two servers, as their client sees them.
+
+use crate::protocol::message::Capability;
+use kiln_device::{Data, Keep, Pending, Place};
+use kiln_ir::{Id, Meta};
+use std::sync::Arc;
+
+/// A value that a server fetches from another.
+pub struct Move {
+    /// The value to define.
+    pub id: Id,
+    /// Its dtype and shape.
+    pub meta: Meta,
+    /// Where it will live.
+    pub place: Place,
+    /// What it is exposed under.
+    pub capability: Capability,
+    /// Where it comes from.
+    pub source: Arc<dyn Source>,
+    /// Holds the value at its source, so that it can be fetched again after the target is lost.
+    pub keep: Keep,
+}
+
+/// How servers reach each other.
+#[derive(Clone, Default, Debug)]
+pub struct Reach {
+    /// The address that the source is known by.
+    pub url: String,
+    /// Which start of the server it is.
+    pub incarnation: u64,
+}
+
+/// A value on another server, from its client's view. Nothing here waits.
+pub trait Source: Send + Sync {
+    /// Where its server is.
+    fn reach(&self) -> Reach;
+    /// Lets a server fetch it.
+    fn expose(&self, capability: Capability);
+    /// What was exposed, through the client.
+    fn recall(&self, capability: Capability) -> Pending<Data>;
+}
+
+/// What a session needs from others, done outside of its lock.
+pub enum Errand {
+    /// The value is about to be fetched again.
+    Expose(Arc<Move>),
+    /// The direct way failed: the client passes the bytes of this transfer on.
+    Pass(u64, Arc<Move>),
+}

@@ -1,0 +1,248 @@
+//! Values on their way between servers: one connection a fetch, the bytes straight into the waiting session's memory.
+
+use super::registry::Client;
+use super::serve::Server;
+use super::session::{Fetch, Order};
+use crate::address::Address;
+use crate::client::core::control;
+use crate::protocol::VERSIONS;
+use crate::protocol::frame::Decoder;
+use crate::protocol::link::Out;
+use crate::protocol::message::{self, Capability, Hello, Message, Purpose, Refusal, Welcome, kind};
+use crate::transport::{self, Gather, Stream};
+use kiln_device::{Data, Error};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Fetches that run at once; the others wait for their turn.
+pub const MOST_FETCHES: usize = 16;
+/// Fetches of others that are served at once.
+pub const MOST_GIVEN: usize = 512;
+/// How long connecting may take.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Broken connections in a row, without a byte of progress, after which a fetch is given up.
+const MOST_FAILURES: u32 = 3;
+
+/// Why a fetch did not come to its end.
+enum Stop {
+    /// The connection broke: another may do better.
+    Broken(io::Error),
+    /// The source does not give the value.
+    Refused(String),
+}
+
+impl<E: Into<io::Error>> From<E> for Stop {
+    fn from(e: E) -> Stop {
+        Stop::Broken(e.into())
+    }
+}
+
+impl Server {
+    /// Does what a session wants of its server.
+    pub(super) fn obey(self: &Arc<Server>, client: &Arc<Client>) {
+        let orders = client.session().orders();
+        for order in orders {
+            let (server, client) = (self.clone(), client.clone());
+            match order {
+                Order::Announce(capability) => self.registry.moves().announce(client.number, capability),
+                Order::Fetch(fetch) => drop(tokio::spawn(server.fetch(client, fetch))),
+                Order::Recall(request, capability) => {
+                    tokio::spawn(async move {
+                        let unknown = Error::Peer { message: Refusal::Capability.to_string() };
+                        let value = server.shown(&capability, Some(client.number)).await;
+                        client.session().recalled(request, value.unwrap_or(Err(unknown)));
+                        client.news.notify_one();
+                    });
+                }
+            }
+        }
+    }
+
+    /// What is exposed, by a certain session if one is named.
+    async fn shown(&self, capability: &Capability, by: Option<u64>) -> Option<Result<Data, Error>> {
+        let exposure = self.registry.moves().find(capability).await?;
+        if by.is_some_and(|session| session != exposure.session()) {
+            return None;
+        }
+        exposure.value().await
+    }
+
+    /// Fetches a value for a session that waits for it.
+    async fn fetch(self: Arc<Server>, client: Arc<Client>, fetch: Fetch) {
+        if fetch.meta.bytes() == 0 {
+            return;
+        }
+        let outcome = if fetch.incarnation == self.registry.incarnation() {
+            self.fetch_here(&client, &fetch).await
+        } else {
+            self.fetch_there(&client, &fetch).await
+        };
+        if let Err(reason) = outcome {
+            client.session().fetch_lost(fetch.transfer, &reason);
+        }
+        client.news.notify_one();
+        self.schedule.offer(&client);
+    }
+
+    /// From another session of this server: its memory is shared, not sent.
+    async fn fetch_here(&self, client: &Client, fetch: &Fetch) -> Result<(), String> {
+        let moves = self.registry.moves();
+        let refused = || Refusal::Capability.to_string();
+        let exposure = moves.find(&fetch.capability).await.ok_or_else(refused)?;
+        let value = exposure.value().await.ok_or_else(refused)?;
+        if !exposure.begin(key(client, fetch)) {
+            return Err(refused());
+        }
+        client.session().fetch_whole(fetch.transfer, value);
+        moves.done(&fetch.capability);
+        Ok(())
+    }
+
+    async fn fetch_there(&self, client: &Client, fetch: &Fetch) -> Result<(), String> {
+        let address = self.registry.moves().allowed(&fetch.url)?;
+        let _turn = self.fetching.acquire().await.map_err(|e| e.to_string())?;
+        let mut failures = 0;
+        loop {
+            let before = client.session().fetched(fetch.transfer);
+            match self.fetch_once(client, fetch, &address).await {
+                Ok(()) => return Ok(()),
+                Err(Stop::Refused(reason)) => return Err(reason),
+                Err(Stop::Broken(e)) => {
+                    let further = client.session().fetched(fetch.transfer) > before;
+                    failures = if further { 1 } else { failures + 1 };
+                    if failures >= MOST_FAILURES || client.is_over() {
+                        return Err(e.to_string());
+                    }
+                    tokio::time::sleep(Duration::from_millis(20 << failures)).await;
+                }
+            }
+        }
+    }
+
+    /// One connection to the source.
+    async fn fetch_once(&self, client: &Client, fetch: &Fetch, address: &Address) -> Result<(), Stop> {
+        let mut stream = within(CONNECT, transport::connect(address)).await?;
+        let from = client.session().fetched(fetch.transfer) as u64;
+        let purpose = Purpose::Fetch { capability: fetch.capability, transfer: key(client, fetch), from };
+        let (token, program, table) = (Vec::new(), String::new(), Vec::new());
+        let hello = Hello { versions: VERSIONS, token, purpose, compress: false, program, table };
+        stream.write_all(&control(kind::HELLO, &hello.encode())).await?;
+        let mut decoder = Decoder::default();
+        let patience = 3 * self.registry.config().heartbeat;
+        loop {
+            while let Some(frame) = decoder.next().map_err(io::Error::other)? {
+                if client.is_over() {
+                    return Err(Stop::Refused("the session is over".into()));
+                }
+                if matches!(frame.kind, kind::WELCOME | kind::PING) {
+                    continue;
+                }
+                if frame.kind == kind::REFUSED {
+                    let refusal = Refusal::decode(frame.payload).map_err(io::Error::other)?;
+                    return Err(Stop::Refused(refusal.to_string()));
+                }
+                let mut room = Vec::new();
+                let complete = match Message::decode(frame.kind, frame.payload, &mut room) {
+                    Ok(Message::Value { meta, .. }) if meta == fetch.meta => from as usize == meta.bytes(),
+                    Ok(Message::Value { .. }) => return Err(Stop::Refused("it has another shape".into())),
+                    Ok(Message::Piece { bytes, .. }) => {
+                        client.session().fetch(fetch.transfer, bytes).map_err(io::Error::other)?
+                    }
+                    Ok(Message::Failed { error, .. }) => {
+                        client.session().fetch_whole(fetch.transfer, Err(error));
+                        true
+                    }
+                    _ => return Err(Stop::Refused("it does not speak like a source".into())),
+                };
+                if complete {
+                    // It has its value whether the source hears of it or not.
+                    let _ = stream.write_all(&control(kind::BYE, &[])).await;
+                    let _ = stream.shutdown().await;
+                    return Ok(());
+                }
+            }
+            let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
+            match within(patience, stream.read(room)).await? {
+                0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+                n => decoder.filled(n),
+            }
+        }
+    }
+
+    /// Gives another server what is exposed.
+    pub(super) async fn give(
+        &self,
+        mut stream: Stream,
+        welcome: &Welcome,
+        (capability, transfer, from): (Capability, u64, u64),
+    ) -> io::Result<()> {
+        let refuse = |refusal: Refusal| control(kind::REFUSED, &refusal.encode());
+        let Ok(_turn) = self.giving.try_acquire() else {
+            return stream.write_all(&refuse(Refusal::Full(MOST_GIVEN as u64))).await;
+        };
+        let Some(exposure) = self.registry.moves().find(&capability).await else {
+            stream.write_all(&refuse(Refusal::Capability)).await?;
+            return Err(io::Error::other(Refusal::Capability));
+        };
+        stream.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
+        let beat = self.registry.config().heartbeat;
+        let value = loop {
+            match tokio::time::timeout(beat, exposure.value()).await {
+                Ok(value) => break value,
+                // The device has not come to it yet: the other side hears that this one lives.
+                Err(_) => stream.write_all(&control(kind::PING, &[0])).await?,
+            }
+        };
+        let data = match value {
+            Some(Ok(data)) if exposure.begin(transfer) => data,
+            Some(Err(error)) => {
+                let (kind, body) = Message::Failed { request: transfer, error }.encode();
+                return stream.write_all(&control(kind, &body.fields)).await;
+            }
+            _ => {
+                stream.write_all(&refuse(Refusal::Capability)).await?;
+                return Err(io::Error::other(Refusal::Capability));
+            }
+        };
+        let mut gather = Gather::default();
+        let (kind, body) = Message::Value { request: transfer, meta: data.meta }.encode();
+        gather.push(Out::control(kind, body));
+        let rest = data.bytes.slice((from as usize).min(data.bytes.len())..data.bytes.len());
+        for (kind, body) in message::pieces(transfer, &rest, false) {
+            gather.push(Out::control(kind, body));
+            if !gather.has_room() {
+                within(exposure.touch(), gather.write(&mut stream)).await?;
+            }
+        }
+        within(exposure.touch(), gather.write(&mut stream)).await?;
+        // The value is held until the other side has it; if it does not say so, until the deadline.
+        let mut decoder = Decoder::default();
+        loop {
+            if let Some(frame) = decoder.next().map_err(io::Error::other)? {
+                if frame.kind == kind::BYE {
+                    self.registry.moves().done(&capability);
+                }
+                return Ok(());
+            }
+            match within(exposure.touch(), stream.read(decoder.room(64))).await? {
+                0 => return Ok(()),
+                n => decoder.filled(n),
+            }
+        }
+    }
+}
+
+/// Names a fetch for its source, so that two sessions are told apart.
+fn key(client: &Client, fetch: &Fetch) -> u64 {
+    client.number.wrapping_add(fetch.transfer)
+}
+
+/// The outcome, or an error if it takes too long.
+async fn within<T>(limit: Duration, f: impl Future<Output = io::Result<T>>) -> io::Result<T> {
+    match tokio::time::timeout(limit, f).await {
+        Ok(outcome) => outcome,
+        Err(_) => Err(io::ErrorKind::TimedOut.into()),
+    }
+}

@@ -1,0 +1,264 @@
+//! Values that sessions expose to other servers, and which servers this one may fetch from.
+//!
+//! An exposure is known from the moment its message arrives, and has its value once the device has come to it. It ends
+//! when all its fetches are done, at its deadline, or with its session.
+
+use crate::address::{Address, Scheme};
+use crate::protocol::message::Capability;
+use crate::transport;
+use kiln_device::{Data, Error};
+use rustc_hash::FxHashMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// How long a fetch waits for an exposure that nobody has announced: its message may be on its way.
+const UNANNOUNCED: Duration = Duration::from_secs(2);
+/// The longest that a client may expose a value for.
+const LONGEST: Duration = Duration::from_secs(3600);
+
+/// What a server exposes and may fetch.
+#[derive(Default)]
+pub struct Moves {
+    advertise: String,
+    allow: Vec<String>,
+    exposed: Mutex<FxHashMap<Capability, Arc<Exposure>>>,
+    /// Something was announced.
+    announced: Notify,
+}
+
+/// A value that may be fetched.
+pub struct Exposure {
+    session: u64,
+    state: Mutex<State>,
+    ready: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    value: Option<Result<Data, Error>>,
+    fetches: u64,
+    /// Transfers that have begun, and those that are done.
+    begun: Vec<u64>,
+    done: u64,
+    patience: Duration,
+    end: Option<Instant>,
+    /// Its session is gone, or its time is over.
+    over: bool,
+}
+
+impl Moves {
+    /// A server that others reach at `advertise` (empty if they take the way that the client has taken), and that may
+    /// fetch from the hosts in `allow` (`host`, `host:port` or `*`), besides those on its own machine.
+    pub fn new(advertise: impl Into<String>, allow: Vec<String>) -> Moves {
+        Moves { advertise: advertise.into(), allow, ..Moves::default() }
+    }
+
+    /// How other servers reach this one.
+    pub fn advertise(&self) -> &str {
+        &self.advertise
+    }
+
+    /// An exposure will come.
+    pub fn announce(&self, session: u64, capability: Capability) {
+        self.exposure(session, capability);
+        self.announced.notify_waiters();
+    }
+
+    /// An exposure's value is there.
+    pub fn expose(&self, session: u64, shown: Shown) {
+        let exposure = self.exposure(session, shown.capability);
+        let patience = shown.patience.min(LONGEST);
+        let mut state = exposure.lock();
+        // Exposed again, everything starts anew.
+        *state = State {
+            value: Some(shown.value),
+            fetches: shown.fetches,
+            patience,
+            end: Some(Instant::now() + patience),
+            ..State::default()
+        };
+        drop(state);
+        exposure.ready.notify_waiters();
+        self.announced.notify_waiters();
+    }
+
+    fn exposure(&self, session: u64, capability: Capability) -> Arc<Exposure> {
+        let fresh = || Arc::new(Exposure { session, state: Mutex::default(), ready: Notify::new() });
+        self.lock().entry(capability).or_insert_with(fresh).clone()
+    }
+
+    /// The exposure, which may come a little later than the question.
+    pub async fn find(&self, capability: &Capability) -> Option<Arc<Exposure>> {
+        let end = tokio::time::Instant::now() + UNANNOUNCED;
+        loop {
+            let mut announced = std::pin::pin!(self.announced.notified());
+            announced.as_mut().enable();
+            if let Some(exposure) = self.lock().get(capability) {
+                return Some(exposure.clone());
+            }
+            tokio::time::timeout_at(end, announced).await.ok()?;
+        }
+    }
+
+    /// A transfer has arrived whole.
+    pub fn done(&self, capability: &Capability) {
+        let mut exposed = self.lock();
+        let over = exposed.get(capability).is_some_and(|exposure| {
+            let mut state = exposure.lock();
+            state.done += 1;
+            state.done >= state.fetches
+        });
+        let gone = if over { exposed.remove(capability) } else { None };
+        drop(exposed);
+        drop(gone);
+    }
+
+    /// Ends what nobody fetched in time, and what belongs to sessions that are gone.
+    pub fn expire(&self, alive: impl Fn(u64) -> bool) {
+        let now = Instant::now();
+        let mut exposed = self.lock();
+        let over = |e: &Exposure| e.lock().end.is_some_and(|end| end <= now) || !alive(e.session);
+        let gone: Vec<_> = exposed.extract_if(|_, e| over(e)).collect();
+        drop(exposed);
+        for (_, exposure) in gone {
+            exposure.lock().over = true;
+            exposure.ready.notify_waiters();
+        }
+    }
+
+    /// Exposures now.
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+
+    /// Whether this server may fetch from the one at `url`.
+    pub fn allowed(&self, url: &str) -> Result<Address, String> {
+        let address = Address::parse(url).map_err(|e| e.to_string())?;
+        let near = address.scheme == Scheme::Unix || transport::is_loopback(&address.host);
+        let named = |host: &String| *host == "*" || *host == address.host || *host == address.authority();
+        match near || self.allow.iter().any(named) {
+            true => Ok(address),
+            false => Err(format!("{address} is none of the peers that --allow-peer names")),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<Capability, Arc<Exposure>>> {
+        self.exposed.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+/// What a session exposes.
+pub struct Shown {
+    /// What it is exposed under.
+    pub capability: Capability,
+    /// How often it may be fetched.
+    pub fetches: u64,
+    /// How long nobody may come for it.
+    pub patience: Duration,
+    /// The value, or why there is none.
+    pub value: Result<Data, Error>,
+}
+
+impl Exposure {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The session that exposes it.
+    pub fn session(&self) -> u64 {
+        self.session
+    }
+
+    /// The value, once it is there; nothing if its session or its time ends before.
+    pub async fn value(&self) -> Option<Result<Data, Error>> {
+        loop {
+            let mut ready = std::pin::pin!(self.ready.notified());
+            ready.as_mut().enable();
+            {
+                let state = self.lock();
+                if state.over {
+                    return None;
+                }
+                if let Some(value) = &state.value {
+                    return Some(value.clone());
+                }
+            }
+            ready.await;
+        }
+    }
+
+    /// Begins a transfer, or goes on with one. False when all fetches are used up.
+    pub fn begin(&self, transfer: u64) -> bool {
+        let mut state = self.lock();
+        if state.begun.contains(&transfer) {
+            return true;
+        }
+        let free = (state.begun.len() as u64) < state.fetches;
+        if free {
+            state.begun.push(transfer);
+        }
+        free
+    }
+
+    /// Puts the deadline off, because the receiver is there; gives how long it may stand still.
+    pub fn touch(&self) -> Duration {
+        let mut state = self.lock();
+        state.end = Some(Instant::now() + state.patience);
+        state.patience
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kiln_device::Bytes;
+    use kiln_ir::{DType, Meta};
+
+    fn shown(capability: Capability, fetches: u64, patience: Duration) -> Shown {
+        let value = Ok(Data::new(Meta::new(DType::U8, [3]), Bytes::new(vec![1u8, 2, 3])));
+        Shown { capability, fetches, patience, value }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_capability_serves_its_fetches_and_no_more() {
+        let moves = Moves::default();
+        assert!(moves.find(&[1; 32]).await.is_none(), "never exposed");
+        moves.expose(7, shown([1; 32], 2, LONGEST));
+        assert!(moves.find(&[2; 32]).await.is_none(), "another one");
+        let exposure = moves.find(&[1; 32]).await.unwrap();
+        assert!(exposure.begin(10) && exposure.begin(10), "asking again is no second fetch");
+        assert!(exposure.begin(11));
+        assert!(!exposure.begin(12), "used up");
+        moves.done(&[1; 32]);
+        assert_eq!(moves.count(), 1);
+        moves.done(&[1; 32]);
+        assert_eq!(moves.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn exposures_end_with_their_time_and_their_session() {
+        let moves = Moves::default();
+        moves.expose(7, shown([1; 32], 1, Duration::ZERO));
+        moves.expose(8, shown([2; 32], 1, LONGEST));
+        moves.announce(9, [3; 32]);
+        let waiting = moves.find(&[3; 32]).await.unwrap();
+        moves.expire(|session| session == 8);
+        assert_eq!(moves.count(), 1);
+        assert!(waiting.value().await.is_none());
+        moves.expire(|_| false);
+        assert_eq!(moves.count(), 0);
+    }
+
+    #[test]
+    fn strangers_are_not_fetched_from() {
+        let moves = Moves::new("", vec!["far".into(), "near:9".into()]);
+        for url in ["unix:/tmp/x", "kiln://127.0.0.1:4", "kilns://localhost", "ws://[::1]:1", "kiln://far:1", "ws://near:9"] {
+            assert!(moves.allowed(url).is_ok(), "{url}");
+        }
+        for url in ["kiln://near", "kiln://10.0.0.1", "kiln://far.away", "http://far", ""] {
+            assert!(moves.allowed(url).is_err(), "{url}");
+        }
+        assert!(Moves::new("", vec!["*".into()]).allowed("kiln://10.0.0.1").is_ok());
+    }
+}
