@@ -14,6 +14,7 @@ use kiln_ir::wire::{Reader, Table};
 use kiln_ir::{Id, Item, Meta, Op};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// What a client is told.
 #[derive(Clone, Debug)]
@@ -123,6 +124,7 @@ struct Session {
     compress: bool,
     info: DeviceInfo,
     theirs: Table,
+    heartbeat: Duration,
 }
 
 /// A batch whose failures may still be told: who recorded what.
@@ -491,6 +493,7 @@ impl Core {
             compress: welcome.compress && self.config.compress,
             info: welcome.info,
             theirs: Table::decode(&mut Reader::new(&welcome.table))?,
+            heartbeat: Duration::from_millis(welcome.heartbeat.max(1)),
         });
         self.open = true;
         self.rebuild(first);
@@ -506,7 +509,6 @@ impl Core {
         self.stats.before.received_bytes += old.received_bytes;
         self.sender = Sender::default();
         (self.tasks, self.executed, self.micros, self.snapshot_at) = (0, 0, 0, 0);
-        self.sent.clear();
         self.journal.give_up_snapshot();
         self.requests
             .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
@@ -522,6 +524,8 @@ impl Core {
         let journal = std::mem::take(&mut self.journal);
         let sent = self.send_again(&journal, first);
         self.journal = journal;
+        // What was not known to be executed may still fail, somewhere in what was sent again.
+        self.sent.iter_mut().for_each(|sent| sent.task = self.tasks);
         match sent {
             Ok(()) if first => {}
             Ok(()) => self.snapshot(),
@@ -568,7 +572,12 @@ impl Core {
     }
 
     fn value(&mut self, request: u64, meta: Meta) {
-        let incoming = || Some(Incoming { meta, bytes: Vec::with_capacity(meta.bytes()) });
+        // The server's word is believed up to what fits into memory.
+        let incoming = || {
+            let mut bytes = Vec::new();
+            let _ = bytes.try_reserve_exact(meta.bytes());
+            Some(Incoming { meta, bytes })
+        };
         match self.requests.get_mut(&request) {
             Some(Request::Read(_, slot)) => *slot = incoming(),
             Some(Request::Snapshot(_, slot)) => *slot = incoming(),
@@ -635,14 +644,16 @@ impl Core {
             let defines = |item: &Item| matches!(item, Item::Run(node) if node.outs.contains(&value));
             sent.items.iter().position(defines).and_then(|at| sent.origins.get(at).copied())
         });
-        if let Some(origin) = origin {
+        // What fails again when its history is run again has been told.
+        let known = self.faults.iter().any(|(id, _)| *id == value);
+        if let Some(origin) = origin.filter(|_| !known) {
             if self.faults.len() == MOST_FAULTS {
                 self.faults.pop_front();
             }
             self.faults.push_back((value, origin));
         }
         let error = self.located(error);
-        if self.failures.len() < MOST_FAULTS {
+        if !known && self.failures.len() < MOST_FAULTS {
             self.failures.push(error);
         }
     }
@@ -751,6 +762,11 @@ impl Core {
     /// The device, once there is a session.
     pub fn info(&self) -> Option<&DeviceInfo> {
         self.session.as_ref().map(|s| &s.info)
+    }
+
+    /// How often the server wants to hear something.
+    pub fn heartbeat(&self) -> Option<Duration> {
+        self.session.as_ref().map(|s| s.heartbeat)
     }
 
     /// Whether the server knows this operation.

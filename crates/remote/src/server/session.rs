@@ -147,9 +147,10 @@ impl Session {
 
     fn assemble(&mut self, transfer: u64, meta: Meta) -> Result<(), ProtocolError> {
         let want = meta.bytes();
-        let refused = self.assembling.saturating_add(want) > self.quota.bytes;
-        // Zeroed memory is not taken from the system before it is written to.
-        let bytes = if refused { Vec::new() } else { Vec::with_capacity(want) };
+        let mut bytes = Vec::new();
+        // Memory is not taken from the system before it is written to; a size that cannot be had is refused now.
+        let refused =
+            self.assembling.saturating_add(want) > self.quota.bytes || bytes.try_reserve_exact(want).is_err();
         self.assembling += if refused { 0 } else { want };
         match self.assemblies.insert(transfer, Assembly { bytes, want, refused }) {
             Some(_) => Err(ProtocolError::Misuse("a transfer's number is used twice")),
@@ -413,7 +414,10 @@ impl Executor {
             match self.values.get(id) {
                 Some(Ok(meta)) => ins.push(*meta),
                 Some(Err(error)) => poison = Some(error.clone()),
-                None => return Err(ProtocolError::Misuse("a use of no value")),
+                None => {
+                    let value = *node.outs.first().ok_or(ProtocolError::Misuse("no results"))?;
+                    poison = Some(self.fault(node.op.name(), value, Error::UnknownValue(*id), replies));
+                }
             }
         }
         if let Some(error) = poison {
@@ -459,8 +463,7 @@ impl Executor {
                 self.bytes = self.bytes.saturating_sub(meta.bytes());
                 Ok(true)
             }
-            Some(Err(_)) => Ok(false),
-            None => Err(ProtocolError::Misuse("a free of no value")),
+            Some(Err(_)) | None => Ok(false),
         }
     }
 
