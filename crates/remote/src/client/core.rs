@@ -16,6 +16,7 @@ use kiln_ir::{Id, Item, Meta, Op};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// What a client is told.
 #[derive(Clone, Debug)]
@@ -130,6 +131,7 @@ struct Session {
     info: DeviceInfo,
     theirs: Table,
     advertise: String,
+    heartbeat: Duration,
 }
 
 /// A batch whose failures may still be told: who recorded what.
@@ -576,6 +578,7 @@ impl Core {
             info: welcome.info,
             theirs: Table::decode(&mut Reader::new(&welcome.table))?,
             advertise: welcome.advertise,
+            heartbeat: Duration::from_millis(welcome.heartbeat.max(1)),
         });
         self.open = true;
         self.rebuild(first);
@@ -591,7 +594,6 @@ impl Core {
         self.stats.before.received_bytes += old.received_bytes;
         self.sender = Sender::default();
         (self.tasks, self.executed, self.micros, self.snapshot_at) = (0, 0, 0, 0);
-        self.sent.clear();
         self.journal.give_up_snapshot();
         self.requests
             .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
@@ -612,6 +614,8 @@ impl Core {
         let journal = std::mem::take(&mut self.journal);
         let sent = self.send_again(&journal, first);
         self.journal = journal;
+        // What was not known to be executed may still fail, somewhere in what was sent again.
+        self.sent.iter_mut().for_each(|sent| sent.task = self.tasks);
         match sent {
             Ok(()) if first => {}
             Ok(()) => self.snapshot(),
@@ -740,14 +744,16 @@ impl Core {
             let at = sent.batch.items.iter().position(defines)?;
             sent.batch.origins.get(at).copied()
         });
-        if let Some(origin) = origin {
+        // What fails again when its history is run again has been told.
+        let known = self.faults.iter().any(|(id, _)| *id == value);
+        if let Some(origin) = origin.filter(|_| !known) {
             if self.faults.len() == MOST_FAULTS {
                 self.faults.pop_front();
             }
             self.faults.push_back((value, origin));
         }
         let error = self.located(error);
-        if self.failures.len() < MOST_FAULTS {
+        if !known && self.failures.len() < MOST_FAULTS {
             self.failures.push(error);
         }
     }
@@ -878,6 +884,11 @@ impl Core {
     /// The device, once there is a session.
     pub fn info(&self) -> Option<&DeviceInfo> {
         self.session.as_ref().map(|s| &s.info)
+    }
+
+    /// How often the server wants to hear something.
+    pub fn heartbeat(&self) -> Option<Duration> {
+        self.session.as_ref().map(|s| s.heartbeat)
     }
 
     /// Whether the server knows this operation.

@@ -527,7 +527,8 @@ async fn send(shared: &Shared, mut writer: WriteHalf<Stream>) -> End {
 
 /// Asks a silent server for a sign of life.
 async fn watch(shared: &Shared, heard: &Mutex<Instant>) -> End {
-    let beat = shared.patience.heartbeat;
+    let wanted = shared.lock().heartbeat();
+    let beat = wanted.map_or(shared.patience.heartbeat, |wanted| wanted.min(shared.patience.heartbeat));
     loop {
         tokio::time::sleep(beat).await;
         let silent = heard.lock().unwrap_or_else(|e| e.into_inner()).elapsed();

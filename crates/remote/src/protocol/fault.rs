@@ -2,9 +2,9 @@
 
 use super::ProtocolError;
 use kiln_device::Error;
-use kiln_ir::Id;
 use kiln_ir::math::DivideError;
 use kiln_ir::wire::{Reader, WireError, Writer};
+use kiln_ir::{DType, Id, Meta, OpError, Shape};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,8 +57,98 @@ pub fn encode(error: &Error, w: &mut Writer) {
             w.int(10);
             w.int(id.0);
         }
+        Error::Op(error) => {
+            w.int(11);
+            encode_op(error, w);
+        }
         other => code(w, 0, &other.to_string()),
     }
+}
+
+/// Writes why an operation does not fit. What has a reason in words goes as words.
+fn encode_op(error: &OpError, w: &mut Writer) {
+    let shaped = |w: &mut Writer, shape: &Shape| w.meta(&Meta { dtype: DType::Bool, shape: *shape });
+    let mut code = |code: u64, text: &str| {
+        w.int(code);
+        w.text(text);
+    };
+    match error {
+        OpError::DType { op, dtype } => {
+            code(1, op);
+            w.text(dtype.name());
+        }
+        OpError::DTypeMismatch { op, lhs, rhs } => {
+            code(2, op);
+            w.text(lhs.name());
+            w.text(rhs.name());
+        }
+        OpError::ShapeMismatch { op, lhs, rhs } => {
+            code(3, op);
+            shaped(w, lhs);
+            shaped(w, rhs);
+        }
+        OpError::Axis { op, axis, shape } => {
+            code(4, op);
+            w.int(*axis as u64);
+            shaped(w, shape);
+        }
+        OpError::Range { op, start, end, step, length } => {
+            code(5, op);
+            [*start, *end, *step, *length].iter().for_each(|&x| w.int(x as u64));
+        }
+        OpError::Empty { op, shape } => {
+            code(6, op);
+            shaped(w, shape);
+        }
+        OpError::Rank { op, rank } => {
+            code(7, op);
+            w.int(*rank as u64);
+        }
+        OpError::TooLarge { shape } => {
+            code(8, "");
+            shaped(w, shape);
+        }
+        OpError::Quantised { dtype, shape } => {
+            code(9, dtype.name());
+            shaped(w, shape);
+        }
+        OpError::UnknownCustom { name } => code(10, name),
+        OpError::Custom { op, message } => {
+            code(11, op);
+            w.text(message);
+        }
+        OpError::Arity { op, .. } | OpError::Shape { op, .. } | OpError::Attribute { op, .. } => {
+            code(11, op);
+            let text = error.to_string();
+            w.text(text.strip_prefix(op.as_str()).unwrap_or(&text).trim_start_matches([':', ' ']));
+        }
+    }
+}
+
+fn decode_op(r: &mut Reader<'_>) -> Result<OpError, ProtocolError> {
+    let size = |r: &mut Reader<'_>| r.int().map(|x| usize::try_from(x).unwrap_or(usize::MAX));
+    let shape = |r: &mut Reader<'_>| r.meta().map(|meta| meta.shape);
+    let bad = WireError::Malformed { what: "dtype" };
+    let named = |name: &str| DType::from_name(name).ok_or(bad.clone());
+    let (code, op) = (r.int()?, r.text()?);
+    Ok(match code {
+        1 => OpError::DType { op, dtype: named(&r.text()?)? },
+        2 => OpError::DTypeMismatch { op, lhs: named(&r.text()?)?, rhs: named(&r.text()?)? },
+        3 => OpError::ShapeMismatch { op, lhs: shape(r)?, rhs: shape(r)? },
+        4 => OpError::Axis { op, axis: r.int()? as i64, shape: shape(r)? },
+        5 => OpError::Range { op, start: size(r)?, end: size(r)?, step: size(r)?, length: size(r)? },
+        6 => OpError::Empty { op, shape: shape(r)? },
+        7 => OpError::Rank { op, rank: size(r)? },
+        8 => OpError::TooLarge { shape: shape(r)? },
+        9 => OpError::Quantised { dtype: named(&op)?, shape: shape(r)? },
+        10 => OpError::UnknownCustom { name: op },
+        11 => OpError::Custom { op, message: r.text()? },
+        // A later version may have more kinds.
+        code => {
+            r.rest();
+            OpError::Custom { op, message: format!("an error of kind {code}") }
+        }
+    })
 }
 
 /// Reads an error.
@@ -91,6 +181,7 @@ fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
         8 => Error::Timeout(Duration::from_millis(r.int()?)),
         9 => Error::Stopped,
         10 => Error::UnknownValue(Id(r.int()?)),
+        11 => Error::Op(decode_op(r)?),
         0 => Error::Peer { message: r.text()? },
         // A later version may have more kinds.
         code => {

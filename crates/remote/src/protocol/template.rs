@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Templates that a session keeps at most.
 pub const MOST: usize = 256;
+/// Bytes that a receiver keeps for them at most. A sender that cuts its batches stays far below.
+const MOST_BYTES: usize = 256 << 20;
 
 /// A batch as structure and bindings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -22,6 +24,12 @@ pub struct Split {
     pub structure: Vec<u8>,
     /// What does not.
     pub bindings: Vec<u64>,
+}
+
+impl Split {
+    fn bytes(&self) -> usize {
+        self.structure.len() + 8 * self.bindings.len()
+    }
 }
 
 /// Splits a batch. `table` is this build's.
@@ -288,6 +296,7 @@ impl Sender {
 #[derive(Default)]
 pub struct Receiver {
     templates: FxHashMap<u64, Split>,
+    bytes: usize,
 }
 
 impl Receiver {
@@ -306,9 +315,13 @@ impl Receiver {
         // Bindings that are 0 take no bytes, but each belongs to something in the structure that does.
         let count = usize::try_from(r.int()?).ok().filter(|&n| n <= 2 + 2 * structure.len());
         let count = count.ok_or(WireError::Malformed { what: "bindings" })?;
+        if self.bytes + structure.len() + 8 * count > MOST_BYTES {
+            return Err(ProtocolError::Misuse("templates of too many bytes"));
+        }
         let mut split = Split { structure: structure.to_vec(), bindings: vec![0; count] };
         apply(&mut split.bindings, &mut r)?;
         let batch = join(table, &split.structure, &split.bindings)?;
+        self.bytes += split.bytes();
         self.templates.insert(template, split);
         Ok(batch)
     }
@@ -323,13 +336,12 @@ impl Receiver {
 
     /// A template is not called any more.
     pub fn forget(&mut self, template: u64) {
-        self.templates.remove(&template);
+        self.bytes -= self.templates.remove(&template).map_or(0, |split| split.bytes());
     }
 
     /// Bytes and number of templates held.
     pub fn held(&self) -> (usize, usize) {
-        let bytes = self.templates.values().map(|s| s.structure.len() + 8 * s.bindings.len()).sum();
-        (bytes, self.templates.len())
+        (self.bytes, self.templates.len())
     }
 }
 

@@ -4,6 +4,8 @@
 //! was idle starts level with the others, so that rest is not saved up.
 
 use super::registry::Client;
+use crate::protocol::ProtocolError;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -89,7 +91,10 @@ impl Schedule {
 fn turn(client: &Client) {
     let start = Instant::now();
     loop {
-        match client.work() {
+        // A fault of ours costs one session, not the worker that others need too.
+        let worked = catch_unwind(AssertUnwindSafe(|| client.work()));
+        let worked = worked.unwrap_or(Err(ProtocolError::Misuse("the server failed while it computed")));
+        match worked {
             Ok(Some(micros)) => {
                 // Nothing is free: a session of empty tasks uses the device too.
                 client.used.fetch_add(micros.max(1), Ordering::Relaxed);

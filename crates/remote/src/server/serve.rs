@@ -27,7 +27,7 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 /// How long a client with a wrong token waits for the answer.
 const WRONG_TOKEN: Duration = Duration::from_millis(200);
 /// Connections that may be between their first byte and their welcome.
-const MOST_STRANGERS: usize = 64;
+const MOST_STRANGERS: usize = 512;
 
 /// Where and how to listen.
 pub struct Listen {
@@ -152,10 +152,18 @@ impl Server {
             tasks.spawn(self.clone().accept_unix(listener, path));
         }
         tasks.spawn(self.clone().housekeeping());
+        // Workers end with this call, however it ends.
+        struct Stop<'a>(&'a Schedule);
+        impl Drop for Stop<'_> {
+            fn drop(&mut self) {
+                self.0.stop();
+            }
+        }
+        let working = Stop(&self.schedule);
         stop.await;
         self.drain(grace).await;
         tasks.shutdown().await;
-        self.schedule.stop();
+        drop(working);
         let join = tokio::task::spawn_blocking(move || workers.into_iter().for_each(|w| drop(w.join())));
         let _ = tokio::time::timeout(grace, join).await;
     }
@@ -234,7 +242,8 @@ impl Server {
 
     /// Finds out what a connection wants.
     async fn greet(self: &Arc<Server>, stream: Stream, peer: &str, tls: Option<TlsAcceptor>, trusted: bool) {
-        let Ok(stranger) = self.strangers.try_acquire() else { return };
+        // A crowd of strangers waits its turn; those who are slow make room when their time is over.
+        let Ok(Ok(stranger)) = tokio::time::timeout(HELLO, self.strangers.acquire()).await else { return };
         let hello = tokio::time::timeout(HELLO, self.hello(stream, tls)).await;
         drop(stranger);
         let outcome = match hello {

@@ -594,7 +594,10 @@ impl Executor {
             match self.values.get(id) {
                 Some(Ok(meta)) => ins.push(*meta),
                 Some(Err(error)) => poison = Some(error.clone()),
-                None => return Err(ProtocolError::Misuse("a use of no value")),
+                None => {
+                    let value = *node.outs.first().ok_or(ProtocolError::Misuse("no results"))?;
+                    poison = Some(self.fault(node.op.name(), value, Error::UnknownValue(*id), replies));
+                }
             }
         }
         if let Some(error) = poison {
@@ -640,8 +643,7 @@ impl Executor {
                 self.bytes = self.bytes.saturating_sub(meta.bytes());
                 Ok(true)
             }
-            Some(Err(_)) => Ok(false),
-            None => Err(ProtocolError::Misuse("a free of no value")),
+            Some(Err(_)) | None => Ok(false),
         }
     }
 

@@ -1,0 +1,2 @@
+//! `kiln-chaos`.
+fn main() {}
