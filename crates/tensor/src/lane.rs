@@ -300,12 +300,13 @@ pub(crate) fn fetch(device: &Device, from: &Arc<Value>) -> Option<Arc<Value>> {
     }
     seal_for(from);
     with_lane(device, |lane| {
-        let place = lane.lock().place;
-        let (id, meta, source) = (fresh(), from.meta, from.device().driver());
+        let (place, id) = {
+            let mut state = lane.lock();
+            (state.place, state.fresh())
+        };
+        let (meta, source) = (from.meta, from.device().driver());
         let fetched = lane.device.driver().fetch(id, meta, place, &**source, from.id, from.clone());
-        fetched.then(|| {
-            Arc::new(Value { id, meta, lane: lane.clone(), last: AtomicU64::new(BEFORE), defined: BEFORE })
-        })
+        fetched.then(|| Arc::new(Value { id, meta, lane, last: AtomicU64::new(BEFORE), defined: BEFORE }))
     })
 }
 
