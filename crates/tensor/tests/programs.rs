@@ -38,6 +38,7 @@ fn given(device: &Device) -> Vec<Tensor> {
         Tensor::scalar(0.5f32, device),
         Tensor::from_vec(wave(0).collect(), [0, 5], device),
         Tensor::from_vec(wave(181 * 183).collect(), [181, 183], device),
+        Tensor::from_vec(wave(2 * 17_000).collect(), [2, 17_000], device),
     ]
 }
 
@@ -53,7 +54,7 @@ fn apply(step: Step, a: &Tensor, b: &Tensor) -> Option<Tensor> {
     let some = rank > 0 && a.shape()[axis as usize] > 0;
     let (p, q) = pair(a, b);
     let float = |t: &Tensor| if t.dtype().is_float() { t.clone() } else { t.to_dtype(DType::F32) };
-    Some(match step.op % 25 {
+    Some(match step.op % 29 {
         0 => p + q,
         1 => p.to_dtype(DType::F32) - q.to_dtype(DType::BF16),
         2 => p * q,
@@ -81,8 +82,38 @@ fn apply(step: Step, a: &Tensor, b: &Tensor) -> Option<Tensor> {
         22 => p.to_dtype(DType::Bool).select(&p.to_dtype(DType::F32), &q.to_dtype(DType::F32)),
         23 if rank < 3 => a.unsqueeze(0).broadcast_to([&[2][..], &a.shape()[..]].concat()),
         24 => float(a).neg().sum(()),
+        25 if rank > 0 => (float(&p) * float(&q)).sum(0),
+        26 if rank == 2 && a.numel() > 0 => trained(a, |x| x.cross_entropy(&classes(x, step.b))),
+        27 if rank > 0 && some => {
+            let last = a.to_dtype(DType::F32).reshape([-1, a.dim(-1) as isize]).sum(0).requires_grad();
+            let x = a.to_dtype(DType::F32).requires_grad();
+            let y = x.layer_norm(1, Some(&last), Some(&last), 1e-5);
+            let gradients = (&y * &y).sum(()).backward();
+            gradients.get(&x)?.clone() + gradients.get(&last)?.clone() + y.detach()
+        }
+        28 if rank == 2 && a.numel() > 0 => {
+            let x = a.to_dtype(DType::F32);
+            let index = classes(&x, step.b).unsqueeze(1);
+            let y = (&x - x.mean_keepdim(1)).exp();
+            &y * y.gather(1, &index) + x.amax_keepdim(1)
+        }
         _ => return None,
     })
+}
+
+/// A loss's gradient beside its value.
+fn trained(a: &Tensor, loss: impl Fn(&Tensor) -> Tensor) -> Tensor {
+    let x = a.to_dtype(DType::F32).requires_grad();
+    let loss = loss(&x);
+    let gradients = loss.backward();
+    gradients.get(&x).unwrap().clone() + loss.detach()
+}
+
+/// A class for each row.
+fn classes(x: &Tensor, n: u8) -> Tensor {
+    let (rows, classes) = (x.dim(0), x.dim(1));
+    let class = |i: usize| ((i * 31 + n as usize) % classes) as i64;
+    Tensor::from_vec((0..rows).map(class).collect(), [rows], &x.device())
 }
 
 /// Runs a program; `seals` makes its seals take effect. Gives everything that is alive at the end.
@@ -150,4 +181,36 @@ proptest! {
         device.sync().unwrap();
         prop_assert_eq!((device.memory().values, device.memory().live_bytes), (0, 0));
     }
+}
+
+/// Results that are written past the cache.
+#[test]
+fn large_results_have_the_same_bits_however_they_are_run() {
+    let device = Device::open("cpu:61").unwrap();
+    let wave =
+        |n: usize| (0..n).map(|i| ((i * 7919 % 10_007) as f32 - 5_000.0) / 1_000.0).collect::<Vec<_>>();
+    let run = || {
+        let x = Tensor::from_vec(wave(1200 * 4096), [1200, 4096], &device);
+        let row = Tensor::from_vec(wave(4096), [4096], &device);
+        let class: Vec<i64> = (0..1200).map(|i| i * 13 % 4096).collect();
+        let loss = |x: &Tensor| x.cross_entropy(&Tensor::from_vec(class.clone(), [1200], &x.device()));
+        let results = [(&x * 1.5 + &row).relu() * 0.7, (&x + &row).softmax(1), trained(&x, loss)];
+        drop(x);
+        results.map(|t| t.to_data().unwrap())
+    };
+    let fused = run();
+    device.set_eager(true);
+    for (a, b) in fused.iter().zip(run()) {
+        assert!(same(a, &b), "{:x?} {:x?}", start(a), start(&b));
+    }
+}
+
+#[test]
+fn an_index_out_of_range_is_told_inside_a_loss_too() {
+    let device = Device::open("cpu:62").unwrap();
+    let x = Tensor::from_vec(vec![0.5f32; 12], [3, 4], &device);
+    let target = Tensor::from_vec(vec![0i64, 4, 1], [3], &device);
+    let sum = x.exp().sum(());
+    assert!(x.cross_entropy(&target).item::<f32>().is_err());
+    assert_eq!(sum.item::<f32>().unwrap(), (0.5f32.exp() * 4.0) * 3.0);
 }
