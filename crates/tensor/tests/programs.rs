@@ -84,7 +84,7 @@ fn apply(step: Step, a: &Tensor, b: &Tensor) -> Option<Tensor> {
         24 => float(a).neg().sum(()),
         25 if rank > 0 => (float(&p) * float(&q)).sum(0),
         26 if rank == 2 && a.numel() > 0 => trained(a, |x| x.cross_entropy(&classes(x, step.b))),
-        27 if rank > 0 && some => {
+        27 if rank > 0 && a.numel() > 0 => {
             let last = a.to_dtype(DType::F32).reshape([-1, a.dim(-1) as isize]).sum(0).requires_grad();
             let x = a.to_dtype(DType::F32).requires_grad();
             let y = x.layer_norm(1, Some(&last), Some(&last), 1e-5);

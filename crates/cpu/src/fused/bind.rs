@@ -2,9 +2,10 @@
 
 use super::kernel::replaceable;
 use super::layout::{Grid, Inner, Operand, Strides};
+use super::line::{Line, Place, Target};
 use super::looped::Loop;
 use super::program::{Extent, Program, Work};
-use super::schedule::{Line, Place, Schedule, Target};
+use super::schedule::Schedule;
 use crate::cpu::Context;
 use crate::pool;
 use crate::reduction;

@@ -1,6 +1,6 @@
 //! Elementwise nodes of one shape as one pass over memory.
 
-use super::fused::Fused;
+use super::group::Fused;
 use super::kernel::is_fusible;
 use super::program::{Extent, Program};
 use crate::arena::Arena;

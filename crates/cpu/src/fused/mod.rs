@@ -1,10 +1,10 @@
 //! Fused execution: several nodes as one pass over memory.
 //!
 //! A fuser (`elementwise.rs`, `rows.rs`, `product.rs`) collects nodes of a window into a program (`program.rs`) in static single
-//! assignment. At its first run the program is cut into lines (`schedule.rs`), each a pass (`pass.rs`) but for what
-//! depends on shapes. A run lays its operands over a grid (`layout.rs`), makes room for results (`bind.rs`) and runs the
-//! lines over parts of the grid (`run.rs`), by generated code or by the loops of the unfused device (`looped.rs`). Either
-//! way the bits are those of the nodes run one by one.
+//! assignment. At its first run the program is cut into lines (`schedule.rs`, `line.rs`), each a pass (`pass.rs`) but for
+//! what depends on shapes. A run lays its operands over a grid (`layout.rs`), makes room for results (`bind.rs`) and runs
+//! the lines over parts of the grid (`run.rs`), by generated code or by the loops of the unfused device (`looped.rs`).
+//! Either way the bits are those of the nodes run one by one.
 
 pub(crate) mod kernel;
 pub(crate) mod pass;
@@ -15,11 +15,13 @@ mod rows;
 
 mod program;
 mod schedule;
+mod line;
 mod layout;
 mod bind;
 mod looped;
 mod run;
-mod fused;
+mod scratch;
+mod group;
 
 pub(crate) use elementwise::Elementwise;
 pub(crate) use product::Product;

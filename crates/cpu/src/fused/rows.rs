@@ -4,7 +4,7 @@
 //! reduction of rows gives and what is computed from such. Rows can also be reduced onto each other, which gives a row,
 //! and an element of each row can be read or changed by index.
 
-use super::fused::Fused;
+use super::group::Fused;
 use super::kernel::is_fusible;
 use super::program::{Extent, Program};
 use crate::arena::Arena;
