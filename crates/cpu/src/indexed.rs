@@ -137,3 +137,62 @@ impl<T> Base<T> {
         unsafe { self.0.add(i) }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Arena;
+    use crate::reference::{self, Value};
+    use kiln_device::Place;
+    use kiln_ir::{GatherKind, Op};
+
+    fn floats(cx: &Context<'_>, shape: &[usize]) -> View {
+        let n: usize = shape.iter().product();
+        let bytes: Vec<u8> =
+            (0..n).flat_map(|i| ((i * 7919 % 1013) as f32 / 7.0 - 60.0).to_le_bytes()).collect();
+        cx.filled(Meta::new(DType::F32, shape), &bytes).unwrap()
+    }
+
+    fn indices(cx: &Context<'_>, shape: &[usize], below: i64) -> View {
+        let n: usize = shape.iter().product();
+        let bytes: Vec<u8> = (0..n as i64).flat_map(|i| (i * 31 % below).to_le_bytes()).collect();
+        cx.filled(Meta::new(DType::I64, shape), &bytes).unwrap()
+    }
+
+    #[test]
+    fn reads_and_sums_have_the_bits_of_the_interpreter() {
+        let arena = Arena::new(None);
+        let cx = Context { arena: &arena, place: Place::Reuse };
+        let value = |x: &View| Value::from_bytes(x.meta(), x.bytes());
+        let eval = |op: Op, ins: &[&View]| {
+            let values: Vec<Value> = ins.iter().map(|x| value(x)).collect();
+            reference::eval(&op, &values.iter().collect::<Vec<_>>()).unwrap().remove(0)
+        };
+        for threads in [1, 2, 3] {
+            pool::set_threads(threads);
+            let (x, index) = (floats(&cx, &[50, 130]), indices(&cx, &[7, 90], 50));
+            let op = Op::Gather { kind: GatherKind::Take, axis: 0 };
+            let want = eval(op, &[&x, &index]);
+            let got = take(&cx, &x, &index, want.meta()).unwrap().unwrap();
+            assert_eq!(got.bytes(), want.to_bytes());
+            let source = floats(&cx, &[7, 90, 130]);
+            let op = Op::Scatter { kind: ScatterKind::TakeAdd, axis: 0 };
+            let got = scatter(&cx, ScatterKind::TakeAdd, &x, &index, &source).unwrap().unwrap();
+            assert_eq!(got.bytes(), eval(op, &[&x, &index, &source]).to_bytes());
+            let (index, source) = (indices(&cx, &[50, 300], 130), floats(&cx, &[50, 300]));
+            let op = Op::Scatter { kind: ScatterKind::EachAdd, axis: 1 };
+            let got = scatter(&cx, ScatterKind::EachAdd, &x, &index, &source).unwrap().unwrap();
+            assert_eq!(got.bytes(), eval(op, &[&x, &index, &source]).to_bytes());
+        }
+    }
+
+    #[test]
+    fn an_index_out_of_range_is_left_to_the_interpreter() {
+        let arena = Arena::new(None);
+        let cx = Context { arena: &arena, place: Place::Reuse };
+        let (x, index) = (floats(&cx, &[4, 3]), indices(&cx, &[5], 5));
+        assert!(take(&cx, &x, &index, Meta::new(DType::F32, [5, 3])).unwrap().is_none());
+        let source = floats(&cx, &[5, 3]);
+        assert!(scatter(&cx, ScatterKind::TakeAdd, &x, &index, &source).unwrap().is_none());
+    }
+}

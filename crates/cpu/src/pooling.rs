@@ -10,6 +10,7 @@ use kiln_device::Error;
 use kiln_ir::math::Num;
 use kiln_ir::{DType, Meta, Pool, PoolKind};
 use smallvec::{SmallVec, smallvec};
+use std::hint::select_unpredictable;
 
 /// Places that a thread reads at a time.
 const SHARE: usize = 1 << 14;
@@ -116,15 +117,13 @@ fn max<T: Element>(taps: &Taps, xs: usize, x: &View, y: &View, indices: &View) {
             (x.plane(plane, xs), values.plane_mut(plane, taps.len()), indices.plane_mut(plane, taps.len()))
         };
         for ((value, index), places) in values.iter_mut().zip(indices).zip(taps.iter()) {
-            let mut best = places[0];
-            let mut largest = x[best as usize];
+            // Which is largest cannot be foretold: no branches.
+            let mut best = places[0] as usize;
             for &at in &places[1..] {
                 let here = x[at as usize];
-                if here > largest || here.is_nan() {
-                    (best, largest) = (at, here);
-                }
+                best = select_unpredictable((here > x[best]) | here.is_nan(), at as usize, best);
             }
-            (*value, *index) = (largest, best as i64);
+            (*value, *index) = (x[best], best as i64);
         }
     });
 }
@@ -139,4 +138,72 @@ fn sum<T: Number>(taps: &Taps, xs: usize, x: &View, y: &View) {
             *sum = T::narrow(total);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arena::Arena;
+    use crate::reference::{self, Value};
+    use kiln_device::Place;
+    use kiln_ir::Op;
+
+    fn numbers(cx: &Context<'_>, dtype: DType, shape: &[usize]) -> View {
+        let n: usize = shape.iter().product();
+        let x = |i: usize| match i * 7919 % 101 {
+            50 => f32::NAN,
+            51 => -0.0,
+            i => (i % 23) as f32 - 11.0,
+        };
+        let bytes: Vec<u8> = match dtype {
+            DType::F32 => (0..n).flat_map(|i| x(i).to_le_bytes()).collect(),
+            DType::BF16 => (0..n).flat_map(|i| bf16::from_f32(x(i)).to_le_bytes()).collect(),
+            _ => (0..n).flat_map(|i| (x(i) as i32).to_le_bytes()).collect(),
+        };
+        cx.filled(Meta::new(dtype, shape), &bytes).unwrap()
+    }
+
+    #[test]
+    fn all_kinds_have_the_bits_of_the_interpreter() {
+        let arena = Arena::new(None);
+        let cx = Context { arena: &arena, place: Place::Reuse };
+        let unit = Pool {
+            kernel: [2, 2, 1],
+            stride: [2, 2, 1],
+            low: [0; 3],
+            high: [0; 3],
+            dilation: [1; 3],
+            extent: [0; 3],
+        };
+        let padded = Pool { kernel: [3, 2, 1], stride: [1, 3, 1], low: [1, 0, 0], high: [1, 1, 0], ..unit };
+        let cases = [(unit, [3, 40, 24, 26]), (padded, [2, 5, 9, 11]), (unit, [0, 3, 4, 4])];
+        for (geometry, shape) in cases {
+            for dtype in [DType::F32, DType::BF16, DType::I32] {
+                let x = numbers(&cx, dtype, &shape);
+                for kind in [PoolKind::Max, PoolKind::Sum, PoolKind::SumInput] {
+                    let op = |kind, extent| Op::Pool { kind, pool: Pool { extent, ..geometry } };
+                    let down = kiln_ir::infer(&op(PoolKind::Sum, [0; 3]), &[x.meta()]).unwrap()[0];
+                    let (op, x) = match kind {
+                        PoolKind::SumInput => {
+                            let extent = [shape[2] as u32, shape[3] as u32, 0];
+                            (op(kind, extent), numbers(&cx, dtype, &down.shape[..]))
+                        }
+                        PoolKind::Max | PoolKind::Sum => (op(kind, [0; 3]), x.clone()),
+                    };
+                    let Op::Pool { pool: geometry, .. } = op else { unreachable!() };
+                    let outs = kiln_ir::infer(&op, &[x.meta()]).unwrap();
+                    let value = Value::from_bytes(x.meta(), x.bytes());
+                    let want = reference::eval(&op, &[&value]).unwrap();
+                    for threads in [1, 3] {
+                        crate::pool::set_threads(threads);
+                        let got = pool(&cx, kind, &geometry, &x, &outs).unwrap();
+                        assert_eq!(got.len(), want.len());
+                        for (got, want) in got.iter().zip(&want) {
+                            assert_eq!(got.bytes(), want.to_bytes(), "{op} of {}", x.meta());
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
