@@ -5,10 +5,12 @@ use crate::arena::{self, Arena};
 use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::{Shared, View};
-use crate::{convolution, elementwise, fused, interpreter, movement, pool, product, reduction};
+use crate::{
+    convolution, elementwise, fused, indexed, interpreter, movement, pool, pooling, product, reduction,
+};
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Room, Usage};
 use kiln_fuse::Fuser;
-use kiln_ir::{DType, Meta, Op, Shape, infer};
+use kiln_ir::{DType, GatherKind, Meta, Op, Shape, infer};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
 
@@ -151,13 +153,32 @@ impl Kernels for CpuKernels {
                 one(convolution::conv(&cx, *kind, conv, &ins[0], &ins[1], out))
             }
             Op::Named(_) => self.lowered(op, ins, place),
-            Op::Iota { .. }
-            | Op::Random { .. }
+            Op::Pool { kind, pool } => pooling::pool(&cx, *kind, pool, &ins[0], &outs),
+            Op::Scatter { kind, axis } if indexed::has_scatter(*kind, *axis, ins) => {
+                match indexed::scatter(&cx, *kind, &ins[0], &ins[1], &ins[2])? {
+                    Some(view) => Ok(smallvec![view]),
+                    None => interpreted(&cx, op, ins),
+                }
+            }
+            Op::Gather { kind: GatherKind::Take, axis: 0 } => {
+                match indexed::take(&cx, &ins[0], &ins[1], out)? {
+                    Some(view) => Ok(smallvec![view]),
+                    None => interpreted(&cx, op, ins),
+                }
+            }
+            // The counts once, however often they repeat.
+            Op::Iota { shape, dtype, axis } => {
+                let axis = *axis as usize;
+                let line = Shape::collect((0..shape.len()).map(|i| if i == axis { shape[i] } else { 1 }));
+                let counts =
+                    interpreted(&cx, &Op::Iota { shape: line, dtype: *dtype, axis: axis as u8 }, ins)?;
+                Ok(counts.into_iter().map(|line| line.expanded(shape)).collect())
+            }
+            Op::Random { .. }
             | Op::Cast(_)
             | Op::Reduce { .. }
             | Op::Scan { .. }
             | Op::Conv { .. }
-            | Op::Pool { .. }
             | Op::Gather { .. }
             | Op::Scatter { .. }
             | Op::Sort { .. }

@@ -21,10 +21,13 @@ pub mod slices;
 mod convert;
 mod elementwise;
 mod movement;
+mod indexed;
 mod reduction;
 pub mod gemm;
+
 mod product;
 mod convolution;
+mod pooling;
 mod composite;
 mod fused;
 #[cfg(target_arch = "x86_64")]

@@ -144,6 +144,8 @@ impl Plan<'_> {
         let wanted = (2 * pool::threads()).div_ceil(self.groups);
         let block =
             (COLUMNS / (depth * size_of::<T>())).max(192).min(total.div_ceil(wanted).max(64)).min(total);
+        // Whole strips of the product, which are read where they are.
+        let block = if block < total { block / 32 * 32 } else { block };
         let blocks = total.div_ceil(block);
         let (pw, to) = (Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()));
         let work = total * depth * self.share * self.groups;

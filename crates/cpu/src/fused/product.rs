@@ -232,9 +232,13 @@ impl Handles<View> for With<'_> {
 mod tests {
     use super::super::source;
     use super::*;
+    use crate::pool;
+    use crate::reference::{self, Value};
+    use kiln_ir::{DType, Item};
+    use std::collections::HashMap;
 
     const TEXT: &str = "x = input f32[4,3]\nw = input f32[3,2]\nb = input f32[2]\nn = full shape=[] value=f32:2.0\n\
-        y = dot x w\nz = add y b\nu = mul z n\nfree y\nfree z";
+        y = dot x w transpose=false\nz = add y b\nu = mul z n\nfree y\nfree z";
 
     fn window<T>(text: &str, f: impl FnOnce(&Window<'_>) -> T) -> T {
         let program = kiln_ir::text::parse(text).unwrap();
@@ -259,7 +263,7 @@ mod tests {
 
     #[test]
     fn what_a_product_needs_is_not_taken_with_it() {
-        let text = "x = input f32[4,4]\nw = input f32[4,4]\nz = exp x\ny = dot z w";
+        let text = "x = input f32[4,4]\nw = input f32[4,4]\nz = exp x\ny = dot z w transpose=false";
         window(text, |window| {
             let mut fuser = Product::new(Arena::new(None));
             assert_eq!(fuser.offer(0, window), Status::Closed);
@@ -268,5 +272,109 @@ mod tests {
             assert!(!fuser.ready());
             assert_eq!(fuser.offer(1, window), Status::Closed);
         });
+    }
+
+    /// A device's values.
+    struct Values(HashMap<Id, View>);
+
+    impl Handles<View> for Values {
+        fn get(&self, id: Id) -> Option<&View> {
+            self.0.get(&id)
+        }
+        fn put(&mut self, id: Id, value: View) {
+            self.0.insert(id, value);
+        }
+        fn run(&mut self, _: usize, node: &Node, _: &[Id]) {
+            panic!("{} is run alone", node.op.name())
+        }
+        fn free(&mut self, id: Id) {
+            self.0.remove(&id);
+        }
+        fn place(&self) -> Place {
+            Place::Reuse
+        }
+    }
+
+    /// All nodes as one group, against the interpreter; `dying` may be written over.
+    fn check(text: &str, dying: &[&str]) {
+        let (program, names) = named(text);
+        let verified = kiln_ir::verify(program.clone()).unwrap();
+        let arena = Arena::new(None);
+        let cx = Context { arena: &arena, place: Place::Reuse };
+        let inputs: HashMap<Id, Value> = (program.inputs.iter())
+            .map(|&(id, meta)| {
+                let number = |i: usize| ((i * 7919 + id.0 as usize * 31) % 1013) as f32 / 300.0 - 1.6;
+                let bytes: Vec<u8> = match meta.dtype {
+                    DType::BF16 => (0..meta.shape.numel())
+                        .flat_map(|i| half::bf16::from_f32(number(i)).to_le_bytes())
+                        .collect(),
+                    _ => (0..meta.shape.numel()).flat_map(|i| number(i).to_le_bytes()).collect(),
+                };
+                (id, Value::from_bytes(meta, &bytes))
+            })
+            .collect();
+        // Without the frees, so that every value is there at the end.
+        let mut all = verified.clone();
+        all.program.items.retain(|item| matches!(item, Item::Run(_)));
+        let want = reference::run(&all, &inputs).unwrap();
+        let window = Window::new(&program.items, |id| verified.metas.get(&id).copied()).unwrap();
+        let mut fuser = Product::new(arena.clone());
+        let places: Vec<usize> = (0..program.items.len()).filter(|&at| window.node(at).is_some()).collect();
+        for &at in &places {
+            assert_eq!(fuser.offer(at, &window), Status::Open, "{text}: {at}");
+        }
+        let nodes: Vec<&Node> = places.iter().filter_map(|&at| window.node(at)).collect();
+        let dying: Vec<Id> = dying.iter().map(|name| names[*name]).collect();
+        for threads in [1, 2, 3] {
+            pool::set_threads(threads);
+            let views = inputs.iter().map(|(&id, x)| (id, cx.filled(x.meta(), &x.to_bytes()).unwrap()));
+            let mut handles = Values(views.collect());
+            fuser.finish(&window).execute(&nodes, &dying, &mut handles).unwrap();
+            for out in nodes.iter().map(|node| node.outs[0]).filter(|&out| window.leaves(out, &places)) {
+                let got = cx.dense(&handles.0[&out]).unwrap();
+                assert_eq!(got.bytes(), want[&out].to_bytes(), "{text}: {out:?}, {threads} threads");
+            }
+        }
+    }
+
+    /// A program and the names of its values.
+    fn named(text: &str) -> (kiln_ir::Program, HashMap<String, Id>) {
+        let program = kiln_ir::text::parse(text).unwrap();
+        let mut ids = program.inputs.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+        ids.extend(program.items.iter().filter_map(|item| match item {
+            Item::Run(node) => Some(node.outs[0]),
+            Item::Free(_) => None,
+        }));
+        let names = text.lines().filter_map(|line| line.split_once(" = ")).map(|(name, _)| name.to_string());
+        (program, names.zip(ids).collect())
+    }
+
+    #[test]
+    fn products_with_epilogues_have_the_bits_of_the_interpreter() {
+        for (m, k, n) in
+            [(3, 5, 7), (40, 700, 130), (130, 40, 67), (300, 20, 600), (1, 90, 300), (70, 600, 40)]
+        {
+            let operands = format!("x = input f32[{m},{k}]\nw = input f32[{k},{n}]\n");
+            // Bias and activation; what comes before the activation is needed too.
+            let bias = format!(
+                "{operands}b = input f32[{n}]\ny = dot x w transpose=false\nz = add y b\nu = gelu_tanh z\nfree y"
+            );
+            check(&bias, &[]);
+            // A residual that may be written over, and a number.
+            let residual = format!(
+                "{operands}r = input f32[{m},{n}]\nc = full shape=[] value=f32:0.5\ny = dot x w transpose=false\nz = mul y c\nu = add z r\nfree y\nfree z"
+            );
+            check(&residual, &["r"]);
+            // The product itself is needed, and a narrower type.
+            check(&format!("{operands}y = dot x w transpose=false\nz = cast y dtype=bf16"), &[]);
+            check(&format!("{operands}y = dot x w transpose=false\nz = cast y dtype=bf16\nfree y"), &[]);
+        }
+        // Square operands, which have the result's shape and end here, are not written over before they are read.
+        let square = "x = input f32[200,200]\nw = input f32[200,200]\ny = dot x w transpose=false\nz = add y x\nu = exp z\nfree y\nfree z";
+        check(square, &["x", "w"]);
+        let batched = "x = input f32[3,70,20]\nw = input f32[3,20,90]\nb = input f32[3,1,90]\ny = dot x w transpose=false\nz = add y b\nfree y";
+        check(batched, &[]);
+        let half = "x = input bf16[70,600]\nw = input bf16[600,90]\nb = input bf16[90]\ny = dot x w transpose=false\nz = add y b\nu = relu z\nfree y\nfree z";
+        check(half, &[]);
     }
 }

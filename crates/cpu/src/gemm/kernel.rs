@@ -108,6 +108,8 @@ pub(super) struct Tile<T> {
     pub(super) crs: isize,
     /// Adds to what the panels before gave.
     pub(super) add: bool,
+    /// What to fetch meanwhile, a line every four steps: part of the strip of A that comes next.
+    pub(super) soon: *const T,
 }
 
 /// # Safety

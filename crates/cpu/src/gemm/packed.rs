@@ -86,7 +86,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                             // SAFETY: own has room for one strip; all of B's are packed.
                             unsafe {
                                 self.a_pack(r, k0, kc, own);
-                                self.row(r, 0..self.b_strips, (k0, kc), own, &b_at);
+                                self.row(r, 0..self.b_strips, (k0, kc), own, own, &b_at);
                             }
                         }
                     });
@@ -122,7 +122,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                         unsafe {
                             columns.clone().for_each(|s| self.b_pack(s, k0, kc, b_at(s)));
                             for r in 0..self.a_strips {
-                                self.row(r, columns.clone(), (k0, kc), a_at(r), &b_at);
+                                self.row(r, columns.clone(), (k0, kc), a_at(r), a_at(r + 1), &b_at);
                             }
                         }
                     });
@@ -137,7 +137,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         if parts == 1 { strips.div_ceil(8) } else { (parts * each).min(strips) }
     }
 
-    /// Strip r of A goes over strips of B.
+    /// Strip r of A goes over strips of B, while the next of A is fetched.
     ///
     /// # Safety
     /// They are packed, where they are not direct, at `a` and `b_at`; the tiles are this thread's alone.
@@ -147,17 +147,25 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         columns: Range<usize>,
         (k0, kc): (usize, usize),
         a: *mut T,
+        next: *mut T,
         b_at: &impl Fn(usize) -> *mut T,
     ) {
         let p = &self.p;
         let i = r * K::MR;
         // SAFETY: strips r and s begin in A, B and C.
         unsafe {
-            let (a, ars, aks) = match S::plain(p.a.at(i, k0)) {
-                Some(plain) if self.a_direct(r) => (plain, p.a.rs, 1),
-                _ => (a.cast_const(), 1, K::MR as isize),
+            let (a, ars, aks, next) = match S::plain(p.a.at(i, k0)) {
+                // Rows that follow each other are one stretch too.
+                Some(plain) if self.a_direct(r) => {
+                    let follow = p.a.rs == kc as isize;
+                    (plain, p.a.rs, 1, if follow { plain.wrapping_add(K::MR * kc) } else { plain })
+                }
+                _ => (a.cast_const(), 1, K::MR as isize, next.cast_const()),
             };
-            for s in columns {
+            // A tile fetches a line every four steps.
+            let part = kc / 4 * (64 / size_of::<T>());
+            for (t, s) in columns.enumerate() {
+                let soon = if t * part < K::MR * kc { next.wrapping_add(t * part) } else { a };
                 let j = s * K::NR;
                 let (b, bks) = match S::plain(p.b.at(k0, j)) {
                     Some(plain) if self.b_direct(s) => (plain, p.b.rs),
@@ -165,7 +173,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                 };
                 let (rows, cols) = (K::MR.min(p.m - i), K::NR.min(p.n - j));
                 let (c, crs, add) = (p.c.at(i, j), p.c.rs, k0 > 0);
-                tile::<K, T>(Tile { rows, cols, kc, a, ars, aks, b, bks, c, crs, add }, p.c.cs);
+                tile::<K, T>(Tile { rows, cols, kc, a, ars, aks, b, bks, c, crs, add, soon }, p.c.cs);
             }
         }
     }

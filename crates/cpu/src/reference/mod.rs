@@ -33,6 +33,7 @@ mod tests;
 pub use array::{Array, Element, Value};
 pub use composite::eval_lowered;
 pub use number::Number;
+pub(crate) use window::Window;
 
 use kiln_ir::math::DivideError;
 use kiln_ir::{Id, Item, Meta, Op, OpError, Verified, infer};
