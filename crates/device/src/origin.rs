@@ -1,6 +1,6 @@
 //! Where in the user's program an operation came from. Origins travel beside the stream, never in it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
@@ -44,7 +44,12 @@ static NAMES: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
 
 thread_local! {
     static SCOPE: Cell<Scope> = const { Cell::new(Scope(0)) };
+    /// Scopes that this thread entered: outer scope, name, scope.
+    static ENTERED: RefCell<Vec<(Scope, Box<str>, Scope)>> = const { RefCell::new(Vec::new()) };
 }
+
+/// Scopes that a thread remembers; a model has a few for each layer.
+const REMEMBERED: usize = 256;
 
 impl Scope {
     /// Its name; nothing for the outermost.
@@ -54,6 +59,23 @@ impl Scope {
     }
 
     fn child(self, name: &str) -> Scope {
+        let known = |entered: &RefCell<Vec<(Scope, Box<str>, Scope)>>| {
+            entered.borrow().iter().find(|(outer, own, _)| *outer == self && **own == *name).map(|e| e.2)
+        };
+        if let Ok(Some(scope)) = ENTERED.try_with(known) {
+            return scope;
+        }
+        let scope = self.find(name);
+        let _ = ENTERED.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            if entered.len() < REMEMBERED {
+                entered.push((self, name.into(), scope));
+            }
+        });
+        scope
+    }
+
+    fn find(self, name: &str) -> Scope {
         let full = self.name().map_or_else(|| name.to_string(), |outer| format!("{outer}.{name}"));
         let mut names = NAMES.lock().unwrap_or_else(|e| e.into_inner());
         let at = names.iter().position(|n| **n == *full).unwrap_or_else(|| {

@@ -46,6 +46,8 @@ struct State {
     /// The names that it gives next, and where they end.
     names: (u64, u64),
     bytes: usize,
+    /// How many of the waiting items are nodes.
+    nodes: usize,
     marked: bool,
     place: Place,
 }
@@ -143,12 +145,15 @@ impl Lane {
         state.bytes = 0;
         let (items, origins) = if count >= state.items.len() {
             let room = Batch::room();
+            (state.nodes, state.marked) = (0, false);
             (
                 std::mem::replace(&mut state.items, room.items),
                 std::mem::replace(&mut state.origins, room.origins),
             )
         } else {
-            (state.items.drain(..count).collect(), state.origins.drain(..count).collect())
+            let first: Vec<Item> = state.items.drain(..count).collect();
+            state.nodes -= first.iter().filter(|item| matches!(item, Item::Run(_))).count();
+            (first, state.origins.drain(..count).collect())
         };
         self.send(items, origins, state.place, urgency);
         self.submitted.store(end, Ordering::Release);
@@ -219,6 +224,7 @@ pub(crate) fn record(
         let values: SmallVec<[Arc<Value>; 2]> = outs.iter().map(|&meta| state.define(lane, meta)).collect();
         let outs = values.iter().map(|v| v.id).collect();
         let node = Node { op, ins: ins.iter().map(|t| t.value.id).collect(), outs };
+        state.nodes += 1;
         state.push(Item::Run(node), origin);
         lane.end(state, released);
         values
@@ -234,6 +240,7 @@ pub(crate) fn record_one(device: &Device, op: Op, ins: &[&Tensor], out: Meta, or
         ins.iter().for_each(|t| names.push(t.value.id));
         let mut outs = SmallVec::new();
         outs.push(value.id);
+        state.nodes += 1;
         state.push(Item::Run(Node { op, ins: names, outs }), origin);
         lane.end(state, released);
         value
@@ -253,8 +260,11 @@ impl Lane {
         let mut state = self.lock_own();
         if state.marked {
             state.marked = false;
-            let end = state.next;
-            released = self.cut(&mut state, end, Urgency::Background);
+            // Frees alone can wait for the next step.
+            if state.nodes > 0 {
+                let end = state.next;
+                released = self.cut(&mut state, end, Urgency::Background);
+            }
         }
         let at = state.next;
         for value in ins.iter().map(|t| &t.value) {

@@ -219,14 +219,38 @@ fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Optio
     }))
 }
 
+/// What the rule for operand `i` uses. A training step asks the same again and again, so each thread remembers.
 fn saves(op: &Op, ins: &[&Tensor], values: &[Arc<Value>], i: usize) -> u64 {
+    /// An operation on these metas (operands and then results), an operand, and what its rule uses.
+    type Known = (Op, SmallVec<[Meta; 4]>, usize, u64);
+    thread_local! {
+        static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+    }
+    const MOST: usize = 64;
     // What elementwise rules use does not depend on metas.
     if matches!(op, Op::Unary(_) | Op::Binary(_)) {
         return kiln_grad::saves(op, &[], &[], i);
     }
-    let metas: SmallVec<[Meta; 3]> = ins.iter().map(|t| t.value.meta).collect();
-    let outs: SmallVec<[Meta; 2]> = values.iter().map(|v| v.meta).collect();
-    kiln_grad::saves(op, &metas, &outs, i)
+    let metas = || ins.iter().map(|t| t.value.meta).chain(values.iter().map(|v| v.meta));
+    let count = ins.len() + values.len();
+    let find = |known: &Vec<Known>| {
+        let same =
+            |k: &&Known| k.2 == i && k.0 == *op && k.1.len() == count && k.1.iter().copied().eq(metas());
+        known.iter().find(same).map(|k| k.3)
+    };
+    if let Ok(Some(bits)) = KNOWN.try_with(|known| find(&known.borrow())) {
+        return bits;
+    }
+    let all: SmallVec<[Meta; 4]> = metas().collect();
+    let bits = kiln_grad::saves(op, &all[..ins.len()], &all[ins.len()..], i);
+    let _ = KNOWN.try_with(|known| {
+        let mut known = known.borrow_mut();
+        if known.len() == MOST {
+            known.clear();
+        }
+        known.push((op.clone(), all, i, bits));
+    });
+    bits
 }
 
 thread_local! {
