@@ -136,6 +136,8 @@ fn moved(
     let sides = [std::process::id(), peer.child.id()];
     once()?;
     raw.once()?;
+    // What is kept for reuse would hide what is taken anew.
+    peer.device.cleanup();
     let before = sides.map(|pid| memory(pid, "VmRSS:"));
     sides.iter().for_each(|pid| drop(std::fs::write(format!("/proc/{pid}/clear_refs"), "5")));
     let (mut ours, mut plain) = (Vec::new(), Vec::new());
@@ -147,7 +149,6 @@ fn moved(
     let peaks = sides.map(|pid| memory(pid, "VmHWM:"));
     let extra = |side: usize, held: usize| {
         let grown = peaks[side].saturating_sub(before[side]) as f64 / (1 << 20) as f64;
-        // What a side must hold may have been counted before, or be memory that it has from the time before.
         (grown - (held >> 20) as f64).max(0.0)
     };
     let (ours, plain) = (median(&mut ours), median(&mut plain));

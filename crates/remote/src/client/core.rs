@@ -6,11 +6,12 @@
 
 use super::journal::{Entry, Held, Journal};
 use super::moves::{Errand, Move, Reach};
+use super::pool;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
 use crate::protocol::message::{self, Capability, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use crate::protocol::{Frame, ProtocolError, VERSIONS, frame};
-use kiln_device::{Batch, Bytes, Data, DeviceInfo, Error, Origin, Place, Promise};
+use kiln_device::{Batch, Data, DeviceInfo, Error, Origin, Place, Promise};
 use kiln_ir::wire::{Reader, Table};
 use kiln_ir::{Id, Item, Meta, Op};
 use rustc_hash::FxHashMap;
@@ -117,8 +118,6 @@ enum Request {
 struct Incoming {
     meta: Meta,
     bytes: Vec<u8>,
-    /// Their checksum so far, taken while they are in the cache.
-    sum: crc32fast::Hasher,
 }
 
 struct Session {
@@ -665,12 +664,9 @@ impl Core {
         else {
             return Ok(());
         };
-        let mut bytes = Vec::new();
-        // One allocation, which the system fills with pages as they are written.
-        if bytes.try_reserve_exact(meta.bytes()).is_err() {
-            return Err(ProtocolError::Misuse("a value is larger than this machine's memory"));
-        }
-        *slot = Some(Incoming { meta, bytes, sum: crc32fast::Hasher::new() });
+        let bytes = pool::take(meta.bytes())
+            .ok_or(ProtocolError::Misuse("a value is larger than this machine's memory"))?;
+        *slot = Some(Incoming { meta, bytes });
         if meta.bytes() == 0 {
             self.arrived(request);
         }
@@ -691,7 +687,6 @@ impl Core {
             return Err(ProtocolError::Misuse("a value has more bytes than its shape"));
         }
         incoming.bytes.extend_from_slice(bytes);
-        incoming.sum.update(bytes);
         if incoming.bytes.len() == incoming.meta.bytes() {
             self.arrived(request);
         }
@@ -699,12 +694,12 @@ impl Core {
     }
 
     fn arrived(&mut self, request: u64) {
-        let data = |incoming: Incoming| Data::new(incoming.meta, Bytes::new(incoming.bytes));
+        let data = |incoming: Incoming| Data::new(incoming.meta, pool::filled(incoming.bytes));
         match self.requests.remove(&request) {
-            Some(Request::Read(promise, Some(mut incoming))) => {
+            Some(Request::Read(promise, Some(incoming))) => {
                 self.stats.replies += 1;
                 if self.journal.is_kept() {
-                    self.journal.answered(request, std::mem::take(&mut incoming.sum).finalize());
+                    self.journal.answered(request, message::digest(&incoming.bytes));
                 }
                 self.answers.push(Answer::Data(promise, Ok(data(incoming))));
             }

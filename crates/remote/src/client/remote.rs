@@ -213,6 +213,7 @@ impl Device for Remote {
     }
 
     fn cleanup(&self) {
+        super::pool::cleanup();
         let _ = self.query(Query::Cleanup);
     }
 
@@ -450,8 +451,7 @@ async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcome
 }
 
 async fn read(reader: &mut ReadHalf<Stream>, decoder: &mut Decoder) -> io::Result<()> {
-    let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
-    match reader.read(room).await? {
+    match reader.read(decoder.next_room()).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         n => {
             decoder.filled(n);

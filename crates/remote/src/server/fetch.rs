@@ -163,7 +163,7 @@ impl Server {
                     return Ok(());
                 }
             }
-            let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
+            let room = decoder.next_room();
             match within(patience, stream.read(room)).await? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 n => decoder.filled(n),

@@ -377,7 +377,7 @@ impl Server {
             self.obey(client);
             self.schedule.offer(client);
             client.news.notify_one();
-            let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
+            let room = decoder.next_room();
             match tokio::time::timeout(patience, reader.read(room)).await {
                 Err(_) => return format!("silent for {patience:?}"),
                 Ok(Ok(0)) => return "the connection ended".into(),

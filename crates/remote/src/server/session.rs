@@ -528,7 +528,7 @@ impl Executor {
             Message::Digest { request, id } => {
                 replies.push(match self.read(id) {
                     Ok(data) => {
-                        let sum = crc32fast::hash(&data.bytes).to_le_bytes();
+                        let sum = message::digest(&data.bytes).to_le_bytes();
                         Reply::of(Message::Answer { request, content: &sum })
                     }
                     Err(error) => Reply::of(Message::Failed { request, error }),
