@@ -84,7 +84,15 @@ pub trait Device: Send + Sync + 'static {
     /// Defines value `id`, of this meta, as what `from` is on `source`, without the bytes passing through the caller.
     /// `keep` holds `from` for as long as it may be asked for again. False, and nothing done, where there is no such
     /// way: then the caller reads and writes.
-    fn fetch(&self, _id: Id, _meta: Meta, _place: Place, _source: &dyn Device, _from: Id, _keep: Keep) -> bool {
+    fn fetch(
+        &self,
+        _id: Id,
+        _meta: Meta,
+        _place: Place,
+        _source: &dyn Device,
+        _from: Id,
+        _keep: Keep,
+    ) -> bool {
         false
     }
 

@@ -1,8 +1,8 @@
 //! What a server costs: bytes up and down, tiny operations in a row, one tiny read. A server is started for it, as a
 //! process of its own on this machine, and plain TCP between two threads is measured beside it.
 
-use kiln::prelude::*;
 use kiln::device::Bytes;
+use kiln::prelude::*;
 use kiln::{Data, Meta};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -22,6 +22,8 @@ pub(super) const TABLE: &[Row] = &[
 ];
 
 const SIZE: usize = 256 << 20;
+/// Bytes that a plain copy passes to the system at a time.
+const PIECE: usize = 256 << 10;
 
 /// Measures these against a server, over TCP and over a Unix socket. True if one failed.
 pub(super) fn run(rows: &[&Row], seconds: f64, json: bool) -> Result<bool, Box<dyn Error>> {
@@ -191,14 +193,15 @@ impl Raw {
         let (mut far, _) = listener.accept()?;
         std::thread::spawn(move || {
             let mut room = vec![1; SIZE];
-            while far.read_exact(&mut room).is_ok() && far.write_all(&[1]).is_ok() {}
+            let mut all = |far: &mut TcpStream| room.chunks_mut(PIECE).try_for_each(|p| far.read_exact(p));
+            while all(&mut far).is_ok() && far.write_all(&[1]).is_ok() {}
         });
         stream.set_nodelay(true)?;
         Ok(Raw { stream, bytes: noise() })
     }
 
     fn once(&mut self) -> std::io::Result<()> {
-        self.stream.write_all(&self.bytes)?;
+        self.bytes.chunks(PIECE).try_for_each(|piece| self.stream.write_all(piece))?;
         self.stream.read_exact(&mut [0])
     }
 }

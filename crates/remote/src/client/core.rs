@@ -658,9 +658,8 @@ impl Core {
     }
 
     fn value(&mut self, request: u64, meta: Meta) -> Result<(), ProtocolError> {
-        let Some(
-            Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot),
-        ) = self.requests.get_mut(&request)
+        let Some(Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot)) =
+            self.requests.get_mut(&request)
         else {
             return Ok(());
         };
@@ -838,10 +837,9 @@ impl Core {
 
     /// How other servers reach the session's, as far as it has said, and which start of it this is.
     pub fn reach(&self) -> Reach {
-        self.session.as_ref().map_or_else(Reach::default, |s| Reach {
-            url: s.advertise.clone(),
-            incarnation: s.incarnation,
-        })
+        self.session
+            .as_ref()
+            .map_or_else(Reach::default, |s| Reach { url: s.advertise.clone(), incarnation: s.incarnation })
     }
 
     /// Operations that failed since this was last asked.
@@ -898,7 +896,9 @@ pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
 
 fn refused(request: Request, error: &Error) -> Option<Answer> {
     match request {
-        Request::Read(promise, _) | Request::Recall(promise, _) => Some(Answer::Data(promise, Err(error.clone()))),
+        Request::Read(promise, _) | Request::Recall(promise, _) => {
+            Some(Answer::Data(promise, Err(error.clone())))
+        }
         Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
         Request::Query(promise) => Some(Answer::Content(promise, Err(error.clone()))),
         Request::Snapshot(..) | Request::Cut | Request::Again { .. } => None,

@@ -74,8 +74,9 @@ mod tests {
         let bytes = filled(buffer);
         let part = bytes.slice(5..9);
         drop(bytes);
-        assert!(*part == [7; 4] && take(size).unwrap().as_ptr() != address, "it is still held");
-        drop(part);
+        let other = take(size).unwrap();
+        assert!(*part == [7; 4] && other.as_ptr() != address, "it is still held");
+        drop((part, other));
         let again = take(size).unwrap();
         assert!(again.as_ptr() == address && again.is_empty());
         assert!(take(usize::MAX / 2).is_none());

@@ -6,13 +6,11 @@ use crate::address::Address;
 use crate::protocol::frame::Decoder;
 use crate::protocol::message::{Capability, Query, Refusal, decode_memory};
 use crate::transport::{self, Gather, Stream};
-use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending,
-};
+use kiln_device::{Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending};
 use kiln_ir::{Id, Meta, Op};
+use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::any::Any;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};

@@ -1,8 +1,8 @@
 //! Values on their way between servers: one connection a fetch, the bytes straight into the waiting session's memory.
 
+use super::moves::{Fetch, Order};
 use super::registry::Client;
 use super::serve::Server;
-use super::session::{Fetch, Order};
 use crate::address::Address;
 use crate::client::core::control;
 use crate::protocol::VERSIONS;
