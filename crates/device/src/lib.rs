@@ -101,6 +101,11 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// What happened since this was last asked that nobody waited for, in words: recoveries, ways that failed.
+    fn events(&self) -> Vec<String> {
+        Vec::new()
+    }
+
     /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Stopped`]. Local
     /// devices have nothing open.
     fn close(&self) {}

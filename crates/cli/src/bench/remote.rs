@@ -153,11 +153,15 @@ fn moved(
         let grown = peaks[side].saturating_sub(before[side]) as f64 / (1 << 20) as f64;
         (grown - (held >> 20) as f64).max(0.0)
     };
-    let (ours, plain) = (median(&mut ours), median(&mut plain));
+    let (middle, plain_middle) = (median(&mut ours), median(&mut plain));
+    // Sorted by now: the best of each is what the machine allows when it has nothing else to do.
+    let (best, plain_best) = (ours[0], plain[0]);
     let rate = |time: Duration| super::rounded(SIZE as f64 / time.as_secs_f64() / 1e9);
     Ok(json!({
-        "median_ms": super::rounded(ours.as_secs_f64() * 1e3), "gbs": rate(ours), "raw_tcp_gbs": rate(plain),
-        "of_raw": super::rounded(plain.as_secs_f64() / ours.as_secs_f64()),
+        "median_ms": super::rounded(middle.as_secs_f64() * 1e3), "gbs": rate(middle),
+        "raw_tcp_gbs": rate(plain_middle), "best_gbs": rate(best), "best_raw_tcp_gbs": rate(plain_best),
+        "of_raw": super::rounded(plain_middle.as_secs_f64() / middle.as_secs_f64()),
+        "best_of_raw": super::rounded(plain_best.as_secs_f64() / best.as_secs_f64()), "calls": ours.len(),
         "client_extra_mib": super::rounded(extra(0, held.0)), "server_extra_mib": super::rounded(extra(1, held.1)),
     }))
 }

@@ -240,6 +240,10 @@ impl Device for Remote {
         true
     }
 
+    fn events(&self) -> Vec<String> {
+        Remote::events(self)
+    }
+
     fn any(&self) -> Option<&dyn Any> {
         Some(self)
     }

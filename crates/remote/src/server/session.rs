@@ -7,7 +7,7 @@
 use super::assembly::{Assembly, Memory};
 use super::moves::{Fetch, Order, Shown};
 use crate::protocol::link::{Counts, Lane, Link, Out};
-use crate::protocol::message::{self, Capability, Message, Query, kind};
+use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Frame, ProtocolError};
 use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
