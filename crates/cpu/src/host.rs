@@ -6,7 +6,8 @@
 
 use crate::lowering;
 use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room, Urgency, pending,
+    Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room, Urgency,
+    pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};

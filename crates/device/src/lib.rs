@@ -89,13 +89,26 @@ pub trait Device: Send + Sync + 'static {
     /// Defines value `id`, of this meta, as what `from` is on `source`, without the bytes passing through the caller.
     /// `keep` holds `from` for as long as it may be asked for again. False, and nothing done, where there is no such
     /// way: then the caller reads and writes.
-    fn fetch(&self, _id: Id, _meta: Meta, _place: Place, _source: &dyn Device, _from: Id, _keep: Keep) -> bool {
+    fn fetch(
+        &self,
+        _id: Id,
+        _meta: Meta,
+        _place: Place,
+        _source: &dyn Device,
+        _from: Id,
+        _keep: Keep,
+    ) -> bool {
         false
     }
 
     /// The device itself, for another of its kind that has a short way to it.
     fn any(&self) -> Option<&dyn Any> {
         None
+    }
+
+    /// What happened since this was last asked that nobody waited for, in words: recoveries, ways that failed.
+    fn events(&self) -> Vec<String> {
+        Vec::new()
     }
 
     /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Stopped`]. Local

@@ -189,6 +189,10 @@ impl Device for Profile {
         self.inner.room(len, place)
     }
 
+    fn events(&self) -> Vec<String> {
+        self.inner.events()
+    }
+
     fn close(&self) {
         let _ = self.flush();
         self.inner.close();

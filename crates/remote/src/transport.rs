@@ -98,7 +98,11 @@ impl Gather {
 pub async fn connect(address: &Address) -> io::Result<Stream> {
     let stream: Stream = match address.scheme {
         #[cfg(unix)]
-        Scheme::Unix => Box::new(tokio::net::UnixStream::connect(&address.host).await?),
+        Scheme::Unix => {
+            let unix = tokio::net::UnixStream::connect(&address.host).await?;
+            widen(&unix);
+            Box::new(unix)
+        }
         #[cfg(not(unix))]
         Scheme::Unix => return Err(io::Error::other("this system has no Unix sockets")),
         _ => {
@@ -123,6 +127,16 @@ pub async fn connect(address: &Address) -> io::Result<Stream> {
         }
         Scheme::Kiln | Scheme::Kilns | Scheme::Unix => Ok(stream),
     }
+}
+
+/// Bytes that a Unix socket holds on their way, if the system allows: its default is less than one piece.
+#[cfg(unix)]
+const UNIX_BUFFER: usize = 1 << 20;
+
+/// Lets a Unix socket hold more than a piece, so that both sides can work at once.
+#[cfg(unix)]
+pub fn widen(stream: &tokio::net::UnixStream) {
+    let _ = socket2::SockRef::from(stream).set_send_buffer_size(UNIX_BUFFER);
 }
 
 /// Answers a WebSocket handshake on a stream whose first bytes are a request.

@@ -319,7 +319,7 @@ fn ask(at: SocketAddr, capability: [u8; 32], transfer: u64) -> (TcpStream, Vec<u
     };
     stream.write_all(&control(kind::HELLO, &hello.encode())).unwrap();
     let (mut kinds, mut decoder) = (Vec::new(), Decoder::default());
-    while !kinds.iter().any(|k| [kind::REFUSED, kind::VALUE].contains(k)) {
+    loop {
         while let Some(frame) = decoder.next().unwrap() {
             kinds.push(frame.kind);
             match frame.kind {
@@ -333,6 +333,9 @@ fn ask(at: SocketAddr, capability: [u8; 32], transfer: u64) -> (TcpStream, Vec<u
                 }
                 _ => {}
             }
+        }
+        if kinds.iter().any(|k| [kind::REFUSED, kind::VALUE].contains(k)) {
+            break;
         }
         match stream.read(decoder.room(64)).unwrap() {
             0 => break,

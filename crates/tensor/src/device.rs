@@ -200,6 +200,12 @@ impl Device {
         self.0.driver.flush()
     }
 
+    /// What happened since this was last asked that nobody waited for, in words: lost servers that were replaced,
+    /// moves that had to take the long way.
+    pub fn events(&self) -> Vec<String> {
+        self.0.driver.events()
+    }
+
     /// Ends the session with a server, which frees everything there at once instead of at the end of its lease. What
     /// is asked of the device afterwards fails with [`Error::Stopped`]. Local devices stay as they are.
     pub fn close(&self) {

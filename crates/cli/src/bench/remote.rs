@@ -1,8 +1,8 @@
 //! What a server costs: bytes up and down, tiny operations in a row, one tiny read. A server is started for it, as a
 //! process of its own on this machine, and plain TCP between two threads is measured beside it.
 
-use kiln::prelude::*;
 use kiln::device::Bytes;
+use kiln::prelude::*;
 use kiln::{Data, Meta};
 use serde_json::{Value, json};
 use std::error::Error;
@@ -22,6 +22,8 @@ pub(super) const TABLE: &[Row] = &[
 ];
 
 const SIZE: usize = 256 << 20;
+/// Bytes that a plain copy passes to the system at a time.
+const PIECE: usize = 256 << 10;
 
 /// Measures these against a server, over TCP and over a Unix socket. True if one failed.
 pub(super) fn run(rows: &[&Row], seconds: f64, json: bool) -> Result<bool, Box<dyn Error>> {
@@ -136,6 +138,8 @@ fn moved(
     let sides = [std::process::id(), peer.child.id()];
     once()?;
     raw.once()?;
+    // What is kept for reuse would hide what is taken anew.
+    peer.device.cleanup();
     let before = sides.map(|pid| memory(pid, "VmRSS:"));
     sides.iter().for_each(|pid| drop(std::fs::write(format!("/proc/{pid}/clear_refs"), "5")));
     let (mut ours, mut plain) = (Vec::new(), Vec::new());
@@ -147,14 +151,17 @@ fn moved(
     let peaks = sides.map(|pid| memory(pid, "VmHWM:"));
     let extra = |side: usize, held: usize| {
         let grown = peaks[side].saturating_sub(before[side]) as f64 / (1 << 20) as f64;
-        // What a side must hold may have been counted before, or be memory that it has from the time before.
         (grown - (held >> 20) as f64).max(0.0)
     };
-    let (ours, plain) = (median(&mut ours), median(&mut plain));
+    let (middle, plain_middle) = (median(&mut ours), median(&mut plain));
+    // Sorted by now: the best of each is what the machine allows when it has nothing else to do.
+    let (best, plain_best) = (ours[0], plain[0]);
     let rate = |time: Duration| super::rounded(SIZE as f64 / time.as_secs_f64() / 1e9);
     Ok(json!({
-        "median_ms": super::rounded(ours.as_secs_f64() * 1e3), "gbs": rate(ours), "raw_tcp_gbs": rate(plain),
-        "of_raw": super::rounded(plain.as_secs_f64() / ours.as_secs_f64()),
+        "median_ms": super::rounded(middle.as_secs_f64() * 1e3), "gbs": rate(middle),
+        "raw_tcp_gbs": rate(plain_middle), "best_gbs": rate(best), "best_raw_tcp_gbs": rate(plain_best),
+        "of_raw": super::rounded(plain_middle.as_secs_f64() / middle.as_secs_f64()),
+        "best_of_raw": super::rounded(plain_best.as_secs_f64() / best.as_secs_f64()), "calls": ours.len(),
         "client_extra_mib": super::rounded(extra(0, held.0)), "server_extra_mib": super::rounded(extra(1, held.1)),
     }))
 }
@@ -190,14 +197,15 @@ impl Raw {
         let (mut far, _) = listener.accept()?;
         std::thread::spawn(move || {
             let mut room = vec![1; SIZE];
-            while far.read_exact(&mut room).is_ok() && far.write_all(&[1]).is_ok() {}
+            let mut all = |far: &mut TcpStream| room.chunks_mut(PIECE).try_for_each(|p| far.read_exact(p));
+            while all(&mut far).is_ok() && far.write_all(&[1]).is_ok() {}
         });
         stream.set_nodelay(true)?;
         Ok(Raw { stream, bytes: noise() })
     }
 
     fn once(&mut self) -> std::io::Result<()> {
-        self.stream.write_all(&self.bytes)?;
+        self.bytes.chunks(PIECE).try_for_each(|piece| self.stream.write_all(piece))?;
         self.stream.read_exact(&mut [0])
     }
 }

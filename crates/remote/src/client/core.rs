@@ -6,11 +6,12 @@
 
 use super::journal::{Entry, Held, Journal};
 use super::moves::{Errand, Move, Reach};
+use super::pool;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
 use crate::protocol::message::{self, Capability, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use crate::protocol::{Frame, ProtocolError, VERSIONS, frame};
-use kiln_device::{Batch, Bytes, Data, DeviceInfo, Error, Origin, Place, Promise};
+use kiln_device::{Batch, Data, DeviceInfo, Error, Origin, Place, Promise};
 use kiln_ir::wire::{Reader, Table};
 use kiln_ir::{Id, Item, Meta, Op};
 use rustc_hash::FxHashMap;
@@ -118,8 +119,6 @@ enum Request {
 struct Incoming {
     meta: Meta,
     bytes: Vec<u8>,
-    /// Their checksum so far, taken while they are in the cache.
-    sum: crc32fast::Hasher,
 }
 
 struct Session {
@@ -663,18 +662,14 @@ impl Core {
     }
 
     fn value(&mut self, request: u64, meta: Meta) -> Result<(), ProtocolError> {
-        let Some(
-            Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot),
-        ) = self.requests.get_mut(&request)
+        let Some(Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot)) =
+            self.requests.get_mut(&request)
         else {
             return Ok(());
         };
-        let mut bytes = Vec::new();
-        // One allocation, which the system fills with pages as they are written.
-        if bytes.try_reserve_exact(meta.bytes()).is_err() {
-            return Err(ProtocolError::Misuse("a value is larger than this machine's memory"));
-        }
-        *slot = Some(Incoming { meta, bytes, sum: crc32fast::Hasher::new() });
+        let bytes = pool::take(meta.bytes())
+            .ok_or(ProtocolError::Misuse("a value is larger than this machine's memory"))?;
+        *slot = Some(Incoming { meta, bytes });
         if meta.bytes() == 0 {
             self.arrived(request);
         }
@@ -695,7 +690,6 @@ impl Core {
             return Err(ProtocolError::Misuse("a value has more bytes than its shape"));
         }
         incoming.bytes.extend_from_slice(bytes);
-        incoming.sum.update(bytes);
         if incoming.bytes.len() == incoming.meta.bytes() {
             self.arrived(request);
         }
@@ -703,12 +697,12 @@ impl Core {
     }
 
     fn arrived(&mut self, request: u64) {
-        let data = |incoming: Incoming| Data::new(incoming.meta, Bytes::new(incoming.bytes));
+        let data = |incoming: Incoming| Data::new(incoming.meta, pool::filled(incoming.bytes));
         match self.requests.remove(&request) {
-            Some(Request::Read(promise, Some(mut incoming))) => {
+            Some(Request::Read(promise, Some(incoming))) => {
                 self.stats.replies += 1;
                 if self.journal.is_kept() {
-                    self.journal.answered(request, std::mem::take(&mut incoming.sum).finalize());
+                    self.journal.answered(request, message::digest(&incoming.bytes));
                 }
                 self.answers.push(Answer::Data(promise, Ok(data(incoming))));
             }
@@ -849,10 +843,9 @@ impl Core {
 
     /// How other servers reach the session's, as far as it has said, and which start of it this is.
     pub fn reach(&self) -> Reach {
-        self.session.as_ref().map_or_else(Reach::default, |s| Reach {
-            url: s.advertise.clone(),
-            incarnation: s.incarnation,
-        })
+        self.session
+            .as_ref()
+            .map_or_else(Reach::default, |s| Reach { url: s.advertise.clone(), incarnation: s.incarnation })
     }
 
     /// Operations that failed since this was last asked.
@@ -914,7 +907,9 @@ pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
 
 fn refused(request: Request, error: &Error) -> Option<Answer> {
     match request {
-        Request::Read(promise, _) | Request::Recall(promise, _) => Some(Answer::Data(promise, Err(error.clone()))),
+        Request::Read(promise, _) | Request::Recall(promise, _) => {
+            Some(Answer::Data(promise, Err(error.clone())))
+        }
         Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
         Request::Query(promise) => Some(Answer::Content(promise, Err(error.clone()))),
         Request::Snapshot(..) | Request::Cut | Request::Again { .. } => None,

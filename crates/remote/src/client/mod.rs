@@ -3,6 +3,7 @@
 pub mod core;
 pub mod journal;
 pub mod moves;
+mod pool;
 mod remote;
 mod watch;
 

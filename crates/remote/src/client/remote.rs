@@ -6,13 +6,11 @@ use crate::address::Address;
 use crate::protocol::frame::Decoder;
 use crate::protocol::message::{Capability, Query, Refusal, decode_memory};
 use crate::transport::{self, Gather, Stream};
-use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending,
-};
+use kiln_device::{Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending};
 use kiln_ir::{Id, Meta, Op};
+use std::any::Any;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::any::Any;
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
@@ -213,6 +211,7 @@ impl Device for Remote {
     }
 
     fn cleanup(&self) {
+        super::pool::cleanup();
         let _ = self.query(Query::Cleanup);
     }
 
@@ -239,6 +238,10 @@ impl Device for Remote {
         self.shared.settle();
         self.shared.hold();
         true
+    }
+
+    fn events(&self) -> Vec<String> {
+        Remote::events(self)
     }
 
     fn any(&self) -> Option<&dyn Any> {
@@ -450,8 +453,7 @@ async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcome
 }
 
 async fn read(reader: &mut ReadHalf<Stream>, decoder: &mut Decoder) -> io::Result<()> {
-    let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
-    match reader.read(room).await? {
+    match reader.read(decoder.next_room()).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         n => {
             decoder.filled(n);

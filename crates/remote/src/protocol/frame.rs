@@ -11,6 +11,9 @@ pub const HEAD: usize = 17;
 /// The longest payload.
 pub const MOST: usize = 1 << 20;
 
+/// Bytes that are asked of a stream at least.
+const READ: usize = 64 << 10;
+
 /// A received frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Frame<'a> {
@@ -59,6 +62,13 @@ impl Decoder {
             self.buffer.resize(self.end + least, 0);
         }
         &mut self.buffer[self.end..]
+    }
+
+    /// Room for what is missing of a long frame and no more, so that nothing has to be moved to the front afterwards;
+    /// else for a good many short ones.
+    pub fn next_room(&mut self) -> &mut [u8] {
+        let want = self.missing().clamp(READ, HEAD + MOST);
+        &mut self.room(want)[..want]
     }
 
     /// The first `count` bytes of the room have been filled.

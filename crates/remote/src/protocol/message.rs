@@ -424,6 +424,21 @@ pub fn pieces(of: u64, bytes: &Bytes, compress: bool) -> impl Iterator<Item = (u
     })
 }
 
+/// Bytes of a value beyond which its checksum is of parts: a result that differs does so nearly everywhere.
+const DIGEST_ALL: usize = 4 << 20;
+/// Of every so many bytes the first sixteenth is looked at.
+const DIGEST_STEP: usize = 64 << 10;
+
+/// The checksum of a value's content that [`Message::Digest`] asks for.
+pub fn digest(bytes: &[u8]) -> u32 {
+    if bytes.len() <= DIGEST_ALL {
+        return crc32fast::hash(bytes);
+    }
+    let mut sum = crc32fast::Hasher::new();
+    bytes.chunks(DIGEST_STEP).for_each(|part| sum.update(&part[..part.len().min(DIGEST_STEP / 16)]));
+    sum.finalize()
+}
+
 /// The kind of a piece that goes outside the window.
 pub fn supply(kind: u8) -> u8 {
     kind & COMPRESSED | kind::SUPPLY

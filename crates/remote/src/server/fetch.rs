@@ -1,8 +1,8 @@
 //! Values on their way between servers: one connection a fetch, the bytes straight into the waiting session's memory.
 
+use super::moves::{Fetch, Order};
 use super::registry::Client;
 use super::serve::Server;
-use super::session::{Fetch, Order};
 use crate::address::Address;
 use crate::client::core::control;
 use crate::protocol::VERSIONS;
@@ -163,7 +163,7 @@ impl Server {
                     return Ok(());
                 }
             }
-            let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
+            let room = decoder.next_room();
             match within(patience, stream.read(room)).await? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 n => decoder.filled(n),

@@ -1,5 +1,6 @@
 //! The server: sessions of clients, each on a device of its own.
 
+mod assembly;
 mod fetch;
 mod http;
 pub mod moves;

@@ -7,6 +7,7 @@ use crate::address::{Address, Scheme};
 use crate::protocol::message::Capability;
 use crate::transport;
 use kiln_device::{Data, Error};
+use kiln_ir::Meta;
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -160,6 +161,31 @@ pub struct Shown {
     pub value: Result<Data, Error>,
 }
 
+/// What a session wants of its server, besides computing.
+pub enum Order {
+    /// A value will be exposed under this capability.
+    Announce(Capability),
+    /// A value is to be fetched from another server.
+    Fetch(Fetch),
+    /// The client asks for what the session exposes.
+    Recall(u64, Capability),
+}
+
+/// A value to be fetched.
+#[derive(Clone, Debug)]
+pub struct Fetch {
+    /// Its transfer.
+    pub transfer: u64,
+    /// Its dtype and shape.
+    pub meta: Meta,
+    /// Which start of a server exposes it.
+    pub incarnation: u64,
+    /// Where that server is.
+    pub url: String,
+    /// What it is exposed under.
+    pub capability: Capability,
+}
+
 impl Exposure {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
@@ -213,7 +239,7 @@ impl Exposure {
 mod tests {
     use super::*;
     use kiln_device::Bytes;
-    use kiln_ir::{DType, Meta};
+    use kiln_ir::DType;
 
     fn shown(capability: Capability, fetches: u64, patience: Duration) -> Shown {
         let value = Ok(Data::new(Meta::new(DType::U8, [3]), Bytes::new(vec![1u8, 2, 3])));
@@ -253,7 +279,14 @@ mod tests {
     #[test]
     fn strangers_are_not_fetched_from() {
         let moves = Moves::new("", vec!["far".into(), "near:9".into()]);
-        for url in ["unix:/tmp/x", "kiln://127.0.0.1:4", "kilns://localhost", "ws://[::1]:1", "kiln://far:1", "ws://near:9"] {
+        for url in [
+            "unix:/tmp/x",
+            "kiln://127.0.0.1:4",
+            "kilns://localhost",
+            "ws://[::1]:1",
+            "kiln://far:1",
+            "ws://near:9",
+        ] {
             assert!(moves.allowed(url).is_ok(), "{url}");
         }
         for url in ["kiln://near", "kiln://10.0.0.1", "kiln://far.away", "http://far", ""] {

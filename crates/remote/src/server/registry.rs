@@ -181,7 +181,8 @@ impl Registry {
         let version = message::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
         // A capability is its own token.
         if let Purpose::Fetch { capability, transfer, from } = hello.purpose {
-            let welcome = self.welcome(version, None, None, false);
+            // A peer fetches bytes and asks for no operation.
+            let welcome = Welcome { table: Vec::new(), ..self.welcome(version, None, None, false) };
             return Ok((welcome, Admitted::Fetch(capability, transfer, from)));
         }
         let known = self.config.token.as_deref().is_none_or(|token| equal(token, &hello.token));

@@ -8,7 +8,7 @@ use super::session::Step;
 use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder};
 use crate::protocol::message::{Message, kind};
-use crate::transport::{Gather, Rewound, Stream};
+use crate::transport::{self, Gather, Rewound, Stream};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -213,6 +213,7 @@ impl Server {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
+                    transport::widen(&stream);
                     let (server, peer) = (self.clone(), format!("unix:{}", remove.0.display()));
                     // Who may open the socket was decided by its mode.
                     tokio::spawn(async move { server.greet(Box::new(stream), &peer, None, true).await });
@@ -386,7 +387,7 @@ impl Server {
             self.obey(client);
             self.schedule.offer(client);
             client.news.notify_one();
-            let room = decoder.room(decoder.missing().clamp(16 << 10, 512 << 10));
+            let room = decoder.next_room();
             match tokio::time::timeout(patience, reader.read(room)).await {
                 Err(_) => return format!("silent for {patience:?}"),
                 Ok(Ok(0)) => return "the connection ended".into(),

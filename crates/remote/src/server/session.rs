@@ -4,12 +4,13 @@
 //! ([`Executor`]) decodes, verifies every operation before the device sees it, and answers. They share a queue of tasks,
 //! so that a worker can compute while frames go on arriving.
 
+use super::assembly::{Assembly, Memory};
+use super::moves::{Fetch, Order, Shown};
 use crate::protocol::link::{Counts, Lane, Link, Out};
-use super::moves::Shown;
-use crate::protocol::message::{self, Capability, Message, Query, kind};
+use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Frame, ProtocolError};
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Room};
+use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
 use kiln_ir::wire::Table;
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
@@ -33,6 +34,8 @@ impl Default for Quota {
     }
 }
 
+/// Values below this are gathered anywhere and copied.
+const COPIED: usize = 64 << 10;
 /// Bytes of answers that may wait for a slow client before its work is paused.
 const MOST_WAITING: u64 = 64 << 20;
 
@@ -47,92 +50,6 @@ impl Task {
     fn is_transfer(&self) -> bool {
         matches!(self.kind, kind::UPLOAD | kind::FETCH)
     }
-}
-
-/// A value under way: an upload, or a fetch from another server.
-struct Assembly {
-    meta: Meta,
-    filled: usize,
-    /// Bytes that it takes of the quota.
-    counted: usize,
-    memory: Memory,
-    /// Its direct way failed: the client sends the pieces itself.
-    lost: bool,
-}
-
-/// Where a value under way is gathered.
-enum Memory {
-    /// In memory that the device takes over.
-    Room(Box<dyn Room>),
-    /// In memory that grows with what arrives.
-    Grown(Vec<u8>),
-    /// It is all there, in another session's memory.
-    Whole(Data),
-    /// There will be none, and its pieces are dropped.
-    None(Error),
-}
-
-impl Assembly {
-    fn is_complete(&self) -> bool {
-        match &self.memory {
-            Memory::Room(_) | Memory::Grown(_) => self.filled == self.meta.bytes(),
-            Memory::Whole(_) | Memory::None(_) => true,
-        }
-    }
-
-    fn add(&mut self, bytes: &[u8]) -> Result<(), ProtocolError> {
-        let (from, to) = (self.filled, self.filled + bytes.len());
-        if to > self.meta.bytes() {
-            return Err(ProtocolError::Misuse("a transfer has more bytes than its shape"));
-        }
-        match &mut self.memory {
-            Memory::Room(room) => room.bytes()[from..to].copy_from_slice(bytes),
-            Memory::Grown(held) => match held.try_reserve(bytes.len()) {
-                Ok(()) => held.extend_from_slice(bytes),
-                Err(_) => {
-                    let asked = self.meta.bytes();
-                    self.memory = Memory::None(Error::OutOfMemory { asked, free: 0, limit: usize::MAX });
-                }
-            },
-            Memory::Whole(_) | Memory::None(_) => return Ok(()),
-        }
-        self.filled = to;
-        Ok(())
-    }
-
-    fn done(self) -> Result<Bytes, Error> {
-        match self.memory {
-            Memory::Room(room) => Ok(room.done()),
-            Memory::Grown(held) => Ok(Bytes::new(held)),
-            Memory::Whole(data) => Ok(data.bytes),
-            Memory::None(error) => Err(error),
-        }
-    }
-}
-
-/// What a session wants of its server, besides computing.
-pub enum Order {
-    /// A value will be exposed under this capability.
-    Announce(Capability),
-    /// A value is to be fetched from another server.
-    Fetch(Fetch),
-    /// The client asks for what the session exposes.
-    Recall(u64, Capability),
-}
-
-/// A value to be fetched.
-#[derive(Clone, Debug)]
-pub struct Fetch {
-    /// Its transfer.
-    pub transfer: u64,
-    /// Its dtype and shape.
-    pub meta: Meta,
-    /// Which start of a server exposes it.
-    pub incarnation: u64,
-    /// Where that server is.
-    pub url: String,
-    /// What it is exposed under.
-    pub capability: Capability,
 }
 
 /// A session as the network sees it.
@@ -266,8 +183,10 @@ impl Session {
         let (memory, counted) = if self.assembling.saturating_add(want) > self.quota.bytes {
             (Memory::None(Error::OutOfMemory { asked: want, free: 0, limit: self.quota.bytes }), 0)
         } else {
-            // Where the device has no room now, it may have when the stream has come here.
-            (self.device.room(want, place).map_or_else(|| Memory::Grown(Vec::new()), Memory::Room), want)
+            // Under a limit, room taken ahead of its place in the stream could fail what comes before it.
+            let ahead = want >= COPIED && self.device.memory().limit.is_none();
+            let room = if ahead { self.device.room(want, place) } else { None };
+            (room.map_or_else(|| Memory::Grown(Vec::new()), Memory::Room), want)
         };
         self.assembling += counted;
         let assembly = Assembly { meta, filled: 0, counted, memory, lost: false };
@@ -303,8 +222,10 @@ impl Session {
 
     /// The next bytes of a fetch. True when it is complete.
     pub fn fetch(&mut self, transfer: u64, bytes: &[u8]) -> Result<bool, ProtocolError> {
-        let assembly =
-            self.assemblies.get_mut(&transfer).ok_or(ProtocolError::Misuse("a fetch that nobody waits for"))?;
+        let assembly = self
+            .assemblies
+            .get_mut(&transfer)
+            .ok_or(ProtocolError::Misuse("a fetch that nobody waits for"))?;
         assembly.add(bytes)?;
         Ok(assembly.is_complete())
     }
@@ -528,7 +449,7 @@ impl Executor {
             Message::Digest { request, id } => {
                 replies.push(match self.read(id) {
                     Ok(data) => {
-                        let sum = crc32fast::hash(&data.bytes).to_le_bytes();
+                        let sum = message::digest(&data.bytes).to_le_bytes();
                         Reply::of(Message::Answer { request, content: &sum })
                     }
                     Err(error) => Reply::of(Message::Failed { request, error }),
