@@ -1,6 +1,7 @@
 //! All-reduce of f32 sums between processes of this machine: ours, OpenMPI's (feature `mpi`) and Gloo's, in one run.
 //!
-//! `cargo bench -p kiln-group --features mpi` starts 2 and then 4 processes of each. `KILN_GLOO` is a Python with
+//! `cargo bench -p kiln-group --features mpi` starts 2 and then 4 processes of each, or as many
+//! as follow `--`. `KILN_GLOO` is a Python with
 //! torch; without it that column is empty. Figures are medians of microseconds, and bus bandwidth 2 (n - 1) / n S / t.
 #![allow(missing_docs)]
 
@@ -143,7 +144,8 @@ fn compare() {
         "{:>5} {:>9} {:>22} {:>22} {:>22}  best of them / ours",
         "ranks", "bytes", "kiln shm", "OpenMPI", "Gloo"
     );
-    for world in [2, 4] {
+    let asked: Vec<usize> = std::env::args().filter_map(|a| a.parse().ok()).collect();
+    for world in if asked.is_empty() { vec![2, 4] } else { asked } {
         // Interleaved, the best of three: the machine is shared.
         let mut best = [Times::new(), Times::new(), Times::new()];
         for _ in 0..3 {

@@ -8,6 +8,10 @@ pub(crate) mod local;
 pub(crate) mod mesh;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
+#[cfg(any(test, feature = "mpi"))]
+pub(crate) mod messages;
+#[cfg(feature = "mpi")]
+pub(crate) mod mpi;
 
 use crate::buffer::Buffer;
 use crate::call::Signature;

@@ -138,6 +138,13 @@ impl Group {
                     at.world, at.local_world
                 ),
             }),
+            #[cfg(feature = "mpi")]
+            None | Some("mpi") => {
+                let id = join::number(&at.job);
+                let engine = crate::engine::mpi::engine(hello, layout, id, config.deadline)?;
+                Ok(Group::new("world", id, at.rank, layout, config, engine))
+            }
+            #[cfg(not(feature = "mpi"))]
             None | Some("mpi") => {
                 let variable = "KILN_ENGINE".into();
                 Err(Error::Environment {

@@ -18,6 +18,7 @@ mod engine;
 mod group;
 mod counter;
 mod recorder;
+pub mod flight;
 
 mod rendezvous;
 #[cfg(target_os = "linux")]

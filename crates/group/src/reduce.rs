@@ -65,7 +65,8 @@ impl Fold {
         {
             return;
         }
-        let tile = TILE / self.size;
+        let tile = (TILE / self.size).min(n);
+        let words = (tile * self.size).div_ceil(8);
         let mut rooms: Vec<Vec<u64>> = Vec::new();
         let mut stack: Vec<*const u8> = Vec::new();
         let mut at = 0;
@@ -79,7 +80,7 @@ impl Fold {
                     let left = stack.pop().expect("two operands");
                     let depth = stack.len();
                     if rooms.len() <= depth {
-                        rooms.resize_with(depth + 1, || vec![0; TILE / 8]);
+                        rooms.resize_with(depth + 1, || vec![0; words]);
                     }
                     let room = rooms[depth].as_mut_ptr().cast::<u8>();
                     // SAFETY: `count` elements fit a tile; operands are parts of leaves or tiles.
@@ -91,7 +92,7 @@ impl Fold {
             debug_assert!(stack.is_empty());
             if let Some(finish) = self.finish {
                 if rooms.is_empty() {
-                    rooms.push(vec![0; TILE / 8]);
+                    rooms.push(vec![0; words]);
                 }
                 let room = rooms[0].as_mut_ptr().cast::<u8>();
                 // SAFETY: as above; `result` is a leaf or this tile.

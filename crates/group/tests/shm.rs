@@ -3,7 +3,7 @@
 
 mod common;
 use common::{config, contribution, digest, expected};
-use kiln_group::{Config, Error, Group, Identity, Loss, Reduce, Rendezvous};
+use kiln_group::{Config, Error, Group, Identity, Loss, Reduce, Rendezvous, flight};
 use kiln_ir::DType;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -316,7 +316,8 @@ fn scene_groups(at: &Rendezvous, _: &str) -> String {
                 scope.spawn(move || {
                     let start = |k: usize| {
                         let i = (k * (1 + 2 * at.rank) + schedule) % 4 + 4 * thread;
-                        let mut buffer = groups[i].buffer(if i % 3 == 0 { 100_000 } else { 100 }).unwrap();
+                        let mut buffer =
+                            groups[i].buffer(if i.is_multiple_of(3) { 100_000 } else { 100 }).unwrap();
                         buffer.fill(i as u8 + 1);
                         (i, groups[i].all_reduce(Reduce::Sum, DType::U8, buffer).unwrap())
                     };
@@ -412,9 +413,9 @@ fn a_mismatch_leaves_flight_records() {
     let folder = std::env::temp_dir().join(format!("kiln-flight-{}", std::process::id()));
     let answers = run(3, "flight", &folder.display().to_string());
     assert!(answers.iter().all(|a| a.contains("collective 7")), "{answers:?}");
-    for rank in 0..3 {
-        assert!(folder.join(format!("rank-{rank}.json")).exists());
-    }
+    let verdict = flight::judge(&flight::read(&folder).unwrap());
+    assert_eq!((&verdict.ranks[..], &verdict.culprits[..]), (&[0, 1, 2][..], &[1][..]), "{verdict}");
+    assert!(matches!(verdict.finding, flight::Finding::Differs { sequence: 7, .. }), "{verdict}");
     std::fs::remove_dir_all(&folder).unwrap();
     // A folder that cannot be written hides nothing.
     let answers = run(3, "flight", "/proc/no/such");
