@@ -1,0 +1,175 @@
+//! All-reduce of f32 sums between processes of this machine: ours, OpenMPI's (feature `mpi`) and Gloo's, in one run.
+//!
+//! `cargo bench -p kiln-group --features mpi` starts 2 and then 4 processes of each, or as many
+//! as follow `--`. `KILN_GLOO` is a Python with
+//! torch; without it that column is empty. Figures are medians of microseconds, and bus bandwidth 2 (n - 1) / n S / t.
+#![allow(missing_docs)]
+
+use kiln_group::{Call, Config, Group, Identity, Op, Reduce, Rendezvous};
+use kiln_ir::DType;
+use std::collections::BTreeMap;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const SIZES: [usize; 6] = [4, 64 << 10, 1 << 20, 25 << 20, 64 << 20, 0];
+
+fn main() {
+    match std::env::var("KILN_BENCH_SIDE").as_deref() {
+        Ok("shm") => shm(),
+        #[cfg(feature = "mpi")]
+        Ok("mpi") => openmpi::run(),
+        _ => compare(),
+    }
+}
+
+/// How often a size is measured.
+fn rounds(bytes: usize) -> usize {
+    match bytes {
+        0..=4096 => 20_000,
+        4097..=200_000 => 2000,
+        200_001..=2_000_000 => 400,
+        _ => 30,
+    }
+}
+
+/// The median time of one round, in microseconds; a fifth more rounds come before.
+fn median(bytes: usize, mut round: impl FnMut()) -> f64 {
+    let n = rounds(bytes);
+    for _ in 0..n / 5 + 1 {
+        round();
+    }
+    let mut times: Vec<Duration> = (0..n)
+        .map(|_| {
+            let begun = Instant::now();
+            round();
+            begun.elapsed()
+        })
+        .collect();
+    times.sort();
+    times[n / 2].as_secs_f64() * 1e6
+}
+
+fn report(rank: usize, bytes: usize, micros: f64) {
+    if rank == 0 {
+        println!("TIME {bytes} {micros}");
+    }
+}
+
+fn shm() {
+    let at = Rendezvous::from_env().expect("variables").expect("started as a rank");
+    let group = Group::join(&at, Identity::new("bench", "f32", ""), Config::default()).expect("all ranks");
+    for bytes in SIZES {
+        let mut buffer = Some(group.buffer(bytes).expect("memory"));
+        let micros = median(bytes, || {
+            let call = Call::new(Op::AllReduce(Reduce::Sum), DType::F32);
+            buffer = Some(group.run(call, buffer.take().expect("a buffer")).expect("a sum"));
+        });
+        report(at.rank, bytes, micros);
+        group.barrier().expect("all ranks");
+    }
+}
+
+#[cfg(feature = "mpi")]
+mod openmpi {
+    use super::{SIZES, median, report};
+    use mpi::collective::SystemOperation;
+    use mpi::traits::*;
+
+    pub fn run() {
+        let universe = mpi::initialize().expect("MPI");
+        let world = universe.world();
+        for bytes in SIZES {
+            let (give, mut take) = (vec![0f32; bytes / 4], vec![0f32; bytes / 4]);
+            let micros = median(bytes, || {
+                if bytes == 0 {
+                    world.barrier();
+                } else {
+                    world.all_reduce_into(&give[..], &mut take[..], SystemOperation::sum());
+                }
+            });
+            report(world.rank() as usize, bytes, micros);
+        }
+    }
+}
+
+type Times = BTreeMap<usize, f64>;
+
+fn times(text: &str) -> Times {
+    let line = |l: &str| {
+        let (bytes, micros) = l.strip_prefix("TIME ")?.split_once(' ')?;
+        Some((bytes.parse().ok()?, micros.parse().ok()?))
+    };
+    text.lines().filter_map(line).collect()
+}
+
+fn ours(world: usize) -> Times {
+    let exe = std::env::current_exe().expect("a path");
+    let start = |rank: usize| {
+        Command::new(&exe)
+            .env("KILN_BENCH_SIDE", "shm")
+            .env("KILN_RANK", rank.to_string())
+            .env("KILN_WORLD", world.to_string())
+            .env("KILN_JOB", format!("bench-{}", std::process::id()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process")
+    };
+    let ranks: Vec<_> = (0..world).map(start).collect();
+    let texts = ranks.into_iter().map(|r| String::from_utf8(r.wait_with_output().expect("an end").stdout));
+    texts.flatten().map(|text| times(&text)).fold(Times::new(), |a, b| a.into_iter().chain(b).collect())
+}
+
+fn theirs(world: usize) -> Times {
+    if !cfg!(feature = "mpi") {
+        return Times::new();
+    }
+    let exe = std::env::current_exe().expect("a path");
+    let out = Command::new("mpirun")
+        .args(["--allow-run-as-root", "--oversubscribe", "-n", &world.to_string()])
+        .arg(exe)
+        .env("KILN_BENCH_SIDE", "mpi")
+        .output();
+    out.map(|o| times(&String::from_utf8_lossy(&o.stdout))).unwrap_or_default()
+}
+
+fn gloo(world: usize) -> Times {
+    let Some(python) = std::env::var_os("KILN_GLOO") else { return Times::new() };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/gloo.py");
+    let out = Command::new(python).arg(script).arg(world.to_string()).stderr(Stdio::inherit()).output();
+    out.map(|o| times(&String::from_utf8_lossy(&o.stdout))).unwrap_or_default()
+}
+
+fn compare() {
+    println!(
+        "{:>5} {:>9} {:>22} {:>22} {:>22}  best of them / ours",
+        "ranks", "bytes", "kiln shm", "OpenMPI", "Gloo"
+    );
+    let asked: Vec<usize> = std::env::args().filter_map(|a| a.parse().ok()).collect();
+    for world in if asked.is_empty() { vec![2, 4] } else { asked } {
+        // Interleaved, the best of three: the machine is shared.
+        let mut best = [Times::new(), Times::new(), Times::new()];
+        for _ in 0..3 {
+            for (best, side) in best.iter_mut().zip([ours, theirs, gloo]) {
+                for (bytes, micros) in side(world) {
+                    let entry = best.entry(bytes).or_insert(micros);
+                    *entry = entry.min(micros);
+                }
+            }
+        }
+        for bytes in SIZES {
+            let at = |side: usize| best[side].get(&bytes).copied();
+            let text = |side: usize| match at(side) {
+                None => "-".to_string(),
+                Some(t) if bytes <= 4 => format!("{t:.2} µs"),
+                Some(t) => {
+                    let bus = 2.0 * (world - 1) as f64 / world as f64 * bytes as f64 / t / 1e3;
+                    format!("{t:.0} µs {bus:.2} GB/s")
+                }
+            };
+            let peer = [at(1), at(2)].into_iter().flatten().fold(f64::INFINITY, f64::min);
+            let ratio = at(0).map_or(f64::NAN, |t| peer / t);
+            let name = if bytes == 0 { "barrier".to_string() } else { bytes.to_string() };
+            println!("{world:>5} {name:>9} {:>22} {:>22} {:>22}  {ratio:.2}", text(0), text(1), text(2));
+        }
+    }
+}

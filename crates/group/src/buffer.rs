@@ -1,0 +1,103 @@
+//! What a collective works on: memory of the group, one part for each contribution of this rank.
+
+use crate::memory::Region;
+use std::ops::{Deref, DerefMut};
+use std::sync::{Arc, Mutex, Weak};
+
+/// Memory of a group. It is moved into a collective and comes back with the result, so that nobody can touch it while
+/// ranks exchange. Read and written as a slice it is its first part, where results are.
+pub struct Buffer {
+    pub(crate) region: Arc<Region>,
+    pub(crate) bytes: usize,
+    pub(crate) stride: usize,
+    pub(crate) parts: usize,
+    pub(crate) poison: Option<String>,
+    pub(crate) pool: Weak<Pool>,
+}
+
+impl Buffer {
+    /// How many parts it has.
+    pub fn parts(&self) -> usize {
+        self.parts
+    }
+
+    /// The contribution of one subtree of this rank.
+    pub fn part(&self, part: usize) -> &[u8] {
+        // SAFETY: inside the region, which only this value may touch outside a collective.
+        unsafe { std::slice::from_raw_parts(self.at(part), self.bytes) }
+    }
+
+    /// The same, to be written.
+    pub fn part_mut(&mut self, part: usize) -> &mut [u8] {
+        // SAFETY: as above; the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.at(part), self.bytes) }
+    }
+
+    /// Says that the contribution could not be computed. It still joins; the collective then fails on every rank with
+    /// this rank and the reason, and the group lives on.
+    pub fn poison(&mut self, reason: &str) {
+        self.poison = Some(reason.to_string());
+    }
+
+    pub(crate) fn at(&self, part: usize) -> *mut u8 {
+        assert!(part < self.parts, "part {part} of {}", self.parts);
+        // SAFETY: parts lie one after another in the region.
+        unsafe { self.region.start().add(part * self.stride) }
+    }
+}
+
+impl Deref for Buffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        self.part(0)
+    }
+}
+
+impl DerefMut for Buffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.part_mut(0)
+    }
+}
+
+impl std::fmt::Debug for Buffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Buffer({} × {} bytes)", self.parts, self.bytes)
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if let Some(pool) = self.pool.upgrade() {
+            pool.put(self.region.clone());
+        }
+    }
+}
+
+/// Regions to be used again: a recurring step allocates nothing.
+#[derive(Default)]
+pub(crate) struct Pool(Mutex<Vec<Arc<Region>>>);
+
+/// Regions kept.
+const KEPT: usize = 64;
+
+impl Pool {
+    /// The smallest that is large enough and not twice too large, of those that peers can reach or of the others.
+    pub(crate) fn take(&self, bytes: usize, reachable: bool) -> Option<Arc<Region>> {
+        let mut free = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let fits =
+            |r: &Region| (r.id != 0) == reachable && r.bytes() >= bytes && r.bytes() <= (2 * bytes).max(4096);
+        let (at, _) = free.iter().enumerate().filter(|(_, r)| fits(r)).min_by_key(|(_, r)| r.bytes())?;
+        Some(free.swap_remove(at))
+    }
+
+    fn put(&self, region: Arc<Region>) {
+        let mut free = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        if free.len() < KEPT {
+            free.push(region);
+        }
+    }
+
+    pub(crate) fn clear(&self) {
+        self.0.lock().unwrap_or_else(|e| e.into_inner()).clear();
+    }
+}

@@ -1,0 +1,97 @@
+//! The engine between threads of one process: the board and the buffers are on its heap.
+
+use super::board::{self, Board, Reach};
+use super::{Engine, Place, Traffic, Wait};
+use crate::buffer::Buffer;
+use crate::call::Signature;
+use crate::memory::Region;
+use crate::{Error, Layout};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::Instant;
+
+/// What the ranks of one job share.
+#[derive(Default)]
+struct House {
+    /// Boards that some members have not asked for yet, and how many.
+    boards: Mutex<HashMap<u64, (Arc<Region>, usize)>>,
+    /// All large buffers by id.
+    buffers: Mutex<HashMap<u64, Weak<Region>>>,
+    ids: AtomicU64,
+}
+
+struct Local {
+    board: Board,
+    house: Arc<House>,
+}
+
+/// One engine for each of the ranks.
+pub(crate) fn engines(layout: Layout) -> Vec<Box<dyn Engine>> {
+    let house = Arc::new(House::default());
+    let memory = Arc::new(Region::heap(board::bytes(layout.ranks()), 0));
+    let engine = |rank| -> Box<dyn Engine> {
+        Box::new(Local { board: Board::new(memory.clone(), rank, layout), house: house.clone() })
+    };
+    (0..layout.ranks()).map(engine).collect()
+}
+
+impl Engine for Local {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error> {
+        let id = self.house.ids.fetch_add(1, Relaxed) + 1;
+        let region = Arc::new(Region::heap(bytes, id));
+        let mut buffers = lock(&self.house.buffers);
+        buffers.retain(|_, region| region.strong_count() > 0);
+        buffers.insert(id, Arc::downgrade(&region));
+        Ok(region)
+    }
+
+    fn post(&self, signature: &Signature, buffer: &Buffer) {
+        self.board.post(signature, buffer);
+    }
+
+    fn run(&self, signature: &Signature, buffer: &mut Buffer, wait: Wait) -> Result<(), Error> {
+        self.board.run(signature, buffer, &*self.house, wait)
+    }
+
+    fn abort(&self, error: &Error) {
+        self.board.abort(error);
+    }
+
+    fn subgroup(&self, place: Place, _: Instant) -> Result<Box<dyn Engine>, Error> {
+        let mut boards = lock(&self.house.boards);
+        let ranks = place.layout.ranks();
+        let (memory, missing) = boards
+            .entry(place.group)
+            .or_insert_with(|| (Arc::new(Region::heap(board::bytes(ranks), 0)), ranks));
+        *missing -= 1;
+        let (memory, missing) = (memory.clone(), *missing);
+        if missing == 0 {
+            boards.remove(&place.group);
+        }
+        Ok(Box::new(Local { board: Board::new(memory, place.rank, place.layout), house: self.house.clone() }))
+    }
+
+    fn leave(&self, after: u64) {
+        self.board.leave(after);
+    }
+
+    fn traffic(&self) -> Traffic {
+        self.board.traffic()
+    }
+}
+
+impl Reach for House {
+    fn buffer(&self, rank: usize, id: u64, _: Instant) -> Result<Arc<Region>, Error> {
+        let region = lock(&self.buffers).get(&id).and_then(Weak::upgrade);
+        region.ok_or_else(|| Error::system("buffer", format!("rank {rank} has dropped its buffer")))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(|e| e.into_inner())
+}
