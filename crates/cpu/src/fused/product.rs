@@ -2,7 +2,7 @@
 //! through them as soon as it is complete, while it is in the cache of the core that computed it.
 
 use super::bind::{Bound, Mode, Plan, puts};
-use super::fused::dtypes;
+use super::group::dtypes;
 use super::kernel::is_fusible;
 use super::program::{Extent, Program};
 use super::schedule::{Schedule, schedule};
