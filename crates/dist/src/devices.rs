@@ -42,23 +42,28 @@ pub fn all_reduce(shards: usize, partials: Vec<Vec<Partial<Vec<Tensor>>>>) -> Re
         };
         let parts = sums.iter().map(|sum| sum.to_device(home)).collect::<Result<Vec<_>, _>>()?;
         let whole = if parts.len() == 1 { parts[0].clone() } else { Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0) };
-        let mut at = 0;
-        let slices = layout.iter().map(|shape| {
-            let n: usize = shape.iter().product();
-            at += n;
-            let shape: Vec<isize> = shape.iter().map(|&d| d as isize).collect();
-            whole.narrow(0, (at - n) as isize, n).reshape(&shape[..])
-        });
-        reduced.push(slices.collect());
+        reduced.push(cut(&whole, &layout));
     }
     Ok(reduced)
 }
 
 /// The shapes of a list of tensors.
-type Layout = Vec<Vec<usize>>;
+pub(crate) type Layout = Vec<Vec<usize>>;
+
+/// The tensors of these shapes that lie one after another in a vector.
+pub(crate) fn cut(whole: &Tensor, layout: &Layout) -> Vec<Tensor> {
+    let mut at = 0;
+    let slice = |shape: &Vec<usize>| {
+        let n: usize = shape.iter().product();
+        at += n;
+        let shape: Vec<isize> = shape.iter().map(|&d| d as isize).collect();
+        whole.narrow(0, (at - n) as isize, n).reshape(&shape[..])
+    };
+    layout.iter().map(slice).collect()
+}
 
 /// A list of tensors as one vector.
-fn flatten(partial: Partial<Vec<Tensor>>) -> (Partial<Tensor>, Layout) {
+pub(crate) fn flatten(partial: Partial<Vec<Tensor>>) -> (Partial<Tensor>, Layout) {
     let layout = partial.value.iter().map(|t| t.shape().to_vec()).collect();
     let rows: Vec<Tensor> = partial.value.iter().map(|t| t.reshape([-1])).collect();
     let value = if rows.len() == 1 { rows[0].clone() } else { Tensor::cat(&rows.iter().collect::<Vec<_>>(), 0) };

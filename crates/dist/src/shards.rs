@@ -4,40 +4,8 @@
 //! one remains. A node of it is named by level and place: it covers the shards from `place << level` on, `1 << level` of
 //! them, or fewer at the end.
 
+use kiln_group::Layout;
 use std::ops::Range;
-
-/// How a job is cut: K shards over W workers, each with neighbouring ones.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Shards {
-    /// Logical shards of the job.
-    pub count: usize,
-    /// Workers that share them.
-    pub workers: usize,
-}
-
-impl Shards {
-    /// `count` shards over `workers` workers; nothing if there are fewer shards than workers, or no worker.
-    pub fn new(count: usize, workers: usize) -> Option<Shards> {
-        (workers > 0 && count >= workers).then_some(Shards { count, workers })
-    }
-
-    /// The shards of a worker.
-    pub fn of(&self, worker: usize) -> Range<usize> {
-        part(self.count, self.workers, worker)
-    }
-
-    /// Where the samples of a shard are in a global batch of `samples`.
-    pub fn samples(&self, samples: usize, shard: usize) -> Range<usize> {
-        part(samples, self.count, shard)
-    }
-}
-
-/// Part `i` of `n` things cut into `parts` as evenly as possible, the longer ones first.
-fn part(n: usize, parts: usize, i: usize) -> Range<usize> {
-    let (least, more) = (n / parts, n % parts);
-    let start = i * least + i.min(more);
-    start..start + least + usize::from(i < more)
-}
 
 /// The combination of all shards below one node of the tree.
 #[derive(Clone, PartialEq, Debug)]
@@ -50,36 +18,28 @@ pub struct Partial<T> {
     pub value: T,
 }
 
-/// Combines neighbouring shards as they come: a binary counter, so that only a few partials are held.
-#[derive(Clone, Debug)]
-pub struct Counter<T> {
-    partials: Vec<Partial<T>>,
-}
-
-impl<T> Default for Counter<T> {
-    fn default() -> Counter<T> {
-        Counter { partials: Vec::new() }
-    }
-}
-
-impl<T> Counter<T> {
-    /// Takes the next shard. `join` gets the left and the right one.
-    pub fn push(&mut self, shard: usize, value: T, join: &mut impl FnMut(T, T) -> T) {
-        self.partials.push(Partial { first: shard, shards: 1, value });
-        while let [.., left, right] = &self.partials[..]
-            && left.shards == right.shards
-            // Only brothers are joined: the left one starts where a pair of this size starts.
-            && left.first % (2 * left.shards) == 0
-            && left.first + left.shards == right.first
-        {
-            join_last(&mut self.partials, join);
+/// What a rank's shards come to: one partial for each part that it contributes, see [`Layout::parts`]. `value` gives the
+/// value of a shard; only a few are held at a time.
+pub fn partials<T>(
+    layout: &Layout,
+    rank: usize,
+    mut value: impl FnMut(usize) -> T,
+    mut join: impl FnMut(T, T) -> T,
+) -> Vec<Partial<T>> {
+    let mut stack = Vec::new();
+    for shard in layout.held(rank) {
+        stack.push(Partial { first: shard, shards: 1, value: value(shard) });
+        for _ in 0..layout.merges(rank, shard) {
+            join_last(&mut stack, &mut join);
         }
     }
+    stack
+}
 
-    /// The largest complete nodes of the tree that the shards made.
-    pub fn finish(self) -> Vec<Partial<T>> {
-        self.partials
-    }
+/// Where the samples of a shard are in a global batch of `samples`.
+pub fn samples(layout: &Layout, samples: usize, shard: usize) -> Range<usize> {
+    let at = |shard: usize| samples * shard / layout.shards();
+    at(shard)..at(shard + 1)
 }
 
 fn join_last<T>(partials: &mut Vec<Partial<T>>, join: &mut impl FnMut(T, T) -> T) {
@@ -134,34 +94,24 @@ mod tests {
     fn every_number_of_workers_gives_the_one_tree() {
         for count in 1..=17 {
             for workers in 1..=count {
-                let shards = Shards::new(count, workers).unwrap();
-                let mut join = |a: String, b: String| format!("({a}{b})");
-                let mut partials = Vec::new();
-                for worker in 0..workers {
-                    let mut counter = Counter::default();
-                    for shard in shards.of(worker) {
-                        counter.push(shard, shard.to_string(), &mut join);
-                    }
-                    partials.extend(counter.finish());
-                }
-                assert_eq!(combine(count, partials, join), Some(tree(count)), "{count} shards, {workers} workers");
+                let layout = Layout::new(count, workers).unwrap();
+                let join = |a: String, b: String| format!("({a}{b})");
+                let of = |worker| partials(&layout, worker, |shard| shard.to_string(), join);
+                let all: Vec<_> = (0..workers).flat_map(of).collect();
+                assert_eq!(combine(count, all, join), Some(tree(count)), "{count} shards, {workers} workers");
             }
         }
     }
 
     #[test]
-    fn shards_and_samples_are_all_dealt_out_once() {
-        for (count, workers) in [(1, 1), (8, 3), (7, 7), (10, 4)] {
-            let shards = Shards::new(count, workers).unwrap();
-            let dealt: Vec<usize> = (0..workers).flat_map(|w| shards.of(w)).collect();
-            assert_eq!(dealt, (0..count).collect::<Vec<_>>());
-            for samples in [0, 1, 5, 64, 100] {
-                let dealt: Vec<usize> = (0..count).flat_map(|s| shards.samples(samples, s)).collect();
-                assert_eq!(dealt, (0..samples).collect::<Vec<_>>());
+    fn samples_are_all_dealt_out_once() {
+        for count in [1, 3, 8] {
+            let layout = Layout::new(count, 1).unwrap();
+            for n in [0, 1, 5, 64, 100] {
+                let dealt: Vec<usize> = (0..count).flat_map(|s| samples(&layout, n, s)).collect();
+                assert_eq!(dealt, (0..n).collect::<Vec<_>>());
             }
         }
-        assert_eq!(Shards::new(2, 3), None);
-        assert_eq!(Shards::new(2, 0), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! the shards' gradients come to does not depend on who computed them, so any number of workers gives the same bits.
 
 use super::report::Report;
-use kiln::dist::{Counter, Shards, all_reduce};
+use kiln::dist::{self, Group, Identity, Layout, Rendezvous, all_reduce, all_reduce_ranks};
 use kiln::nn::{Checkpoint, Optimizer};
 use kiln::prelude::*;
 use sha2::{Digest, Sha256};
@@ -96,12 +96,13 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
     if let Some(threads) = args.threads {
         kiln::set_threads(threads);
     }
-    let devices = devices(args)?;
+    let place = Rendezvous::from_env()?.filter(|place| place.world > 1);
+    let devices = devices(args, place.as_ref())?;
+    let ranks = place.as_ref().map_or(devices.len(), |place| place.world);
     let saved = saved(args)?;
     let before = saved.as_ref().and_then(|c| c.words.get("shards")).and_then(|k| k.parse().ok());
-    let count = args.shards.or(before).unwrap_or(devices.len());
-    let shards = Shards::new(count, devices.len())
-        .ok_or_else(|| format!("{count} shards are too few for {} workers", devices.len()))?;
+    let count = args.shards.or(before).unwrap_or(ranks);
+    let layout = Layout::new(count, ranks)?;
     let steps = args.steps.unwrap_or(recipe.steps());
     let words = BTreeMap::from([
         ("recipe".to_string(), recipe.signature()),
@@ -121,23 +122,36 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         Some(checkpoint) => restore(args, checkpoint, &words, &mut workers)?,
         None => 0,
     };
-    if !args.json {
+    let group = place.map(|place| join(&place, &workers[0], count)).transpose()?;
+    // One rank speaks and writes for all.
+    let speaks = group.as_ref().is_none_or(|group| group.rank() == 0);
+    if speaks && !args.json {
         let names: Vec<_> = workers.iter().map(|w| w.device.address().to_string()).collect();
         let cut = if count > 1 { format!(", {count} shards") } else { String::new() };
         let parameters = workers[0].model.parameter_count();
-        println!("training {parameters} parameters on {}{cut}: {}", names.join(" and "), recipe.about());
+        let ranks = group.as_ref().map(|g| format!(" in {} ranks", g.ranks())).unwrap_or_default();
+        println!("training {parameters} parameters on {}{ranks}{cut}: {}", names.join(" and "), recipe.about());
     }
     let start = Instant::now();
     let mut report = Report::new(args.json, first, steps);
     for step in first..steps {
-        let loss = advance(recipe, shards, step, &mut workers)?;
-        report.step(step + 1, &loss)?;
+        let loss = advance(recipe, layout, group.as_ref(), step, &mut workers)?;
+        if speaks {
+            report.step(step + 1, &loss)?;
+        }
         let due = (step + 1) % args.every == 0 || step + 1 == steps;
-        if let Some(folder) = args.checkpoint.as_ref().filter(|_| due) {
+        if let Some(folder) = args.checkpoint.as_ref().filter(|_| due && speaks) {
             Checkpoint::save(folder, step + 1, &words, &state(&workers[0]))?;
         }
     }
     report.done();
+    if let Some(group) = &group {
+        group.barrier()?;
+        group.close()?;
+    }
+    if !speaks {
+        return Ok(ExitCode::SUCCESS);
+    }
     let worker = &workers[0];
     let figures = recipe.figures(&worker.model, &worker.device)?;
     let digest = args.digest.then(|| digest(&worker.model)).transpose()?;
@@ -162,12 +176,26 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
     Ok(ExitCode::SUCCESS)
 }
 
-fn devices(args: &Args) -> Result<Vec<Device>, kiln::Error> {
+/// The devices of this process: one for a rank of several.
+fn devices(args: &Args, place: Option<&Rendezvous>) -> Result<Vec<Device>, kiln::Error> {
+    if let Some(place) = place {
+        let own = args.device.get(place.rank % args.device.len().max(1));
+        return Ok(vec![own.map_or_else(|| Ok(Device::default()), |address| Device::open(address))?]);
+    }
     match (args.workers, args.device.is_empty()) {
         (Some(workers), _) => (0..workers.max(1)).map(|i| Device::open(&format!("cpu:{i}"))).collect(),
         (None, false) => args.device.iter().map(|address| Device::open(address)).collect(),
         (None, true) => Ok(vec![Device::default()]),
     }
+}
+
+/// Meets the other ranks, which must train the same model in the same way.
+fn join<M: Module>(place: &Rendezvous, worker: &Worker<M>, shards: usize) -> Result<Group, dist::Error> {
+    let model: Vec<String> =
+        worker.model.parameters().iter().map(|(path, p)| format!("{path} {}", p.meta())).collect();
+    let identity = Identity::new(&model.join(", "), "f32", &worker.device.info().numerics);
+    let config = dist::Config { shards: Some(shards), threads: kiln::threads(), ..Default::default() };
+    Ok(Group::join(place, identity, config)?)
 }
 
 /// The checkpoint that the job goes on from, if it does.
@@ -230,13 +258,13 @@ fn state<M: Module>(worker: &Worker<M>) -> Vec<(String, Tensor)> {
 /// One step of all workers. Gives the loss over the whole batch, on the first worker's device.
 fn advance<R: Recipe>(
     recipe: &R,
-    shards: Shards,
+    layout: Layout,
+    group: Option<&Group>,
     step: u64,
     workers: &mut [Worker<R::Model>],
-) -> Result<Tensor, kiln::Error> {
+) -> Result<Tensor, dist::Error> {
     let batch = recipe.batch(step);
-    let single = shards.count == 1;
-    if single {
+    if layout.shards() == 1 {
         // The plain loop: nothing is scaled, flattened or moved.
         let worker = &mut workers[0];
         let loss = recipe.loss(&worker.model, step, &[step], &batch, &worker.device);
@@ -247,17 +275,20 @@ fn advance<R: Recipe>(
     }
     let mut partials = Vec::new();
     for (w, worker) in workers.iter().enumerate() {
-        let mut counter = Counter::default();
-        for shard in shards.of(w) {
-            let samples = &batch[shards.samples(batch.len(), shard)];
-            let values = gradients(recipe, worker, step, shard, samples, batch.len());
-            counter.push(shard, values, &mut |a: Vec<Tensor>, b| a.iter().zip(&b).map(|(a, b)| a + b).collect());
-        }
-        partials.push(counter.finish());
+        let rank = group.map_or(w, Group::rank);
+        let of = |shard| {
+            let samples = &batch[dist::samples(&layout, batch.len(), shard)];
+            gradients(recipe, worker, step, shard, samples, batch.len())
+        };
+        let add = |a: Vec<Tensor>, b: Vec<Tensor>| a.iter().zip(&b).map(|(a, b)| a + b).collect();
+        partials.push(dist::partials(&layout, rank, of, add));
         // What is recorded starts while the next worker's part is being recorded.
         worker.device.submit();
     }
-    let mut reduced = all_reduce(shards.count, partials)?;
+    let mut reduced = match group {
+        Some(group) => vec![all_reduce_ranks(group, partials.remove(0))?],
+        None => all_reduce(layout.shards(), partials)?,
+    };
     let mut loss = None;
     for (worker, values) in workers.iter_mut().zip(&mut reduced) {
         // The loss travels behind the gradients.
