@@ -70,13 +70,13 @@ const TRIED: usize = 2;
 impl Made {
     fn new(window: &Window<'_>) -> Made {
         let count = window.items.len();
-        let mut needs = vec![SmallVec::new(); count];
         let mut feeds = vec![SmallVec::new(); count];
+        let mut needs = Vec::with_capacity(count);
         for at in 0..count {
-            for maker in window.node(at).iter().flat_map(|n| &n.ins).filter_map(|&id| window.maker(id)) {
-                needs[at].push(maker);
-                feeds[maker].push(at);
-            }
+            let ins = window.node(at).into_iter().flat_map(|n| &n.ins);
+            let makers: SmallVec<[usize; 4]> = ins.filter_map(|&id| window.maker(id)).collect();
+            makers.iter().for_each(|&maker| feeds[maker].push(at));
+            needs.push(makers);
         }
         let (owner, marks) = (vec![None; count], vec![[0; 3]; count]);
         Made { owner, groups: Vec::new(), needs, feeds, marks, mark: 0, walks: 0 }
