@@ -280,7 +280,9 @@ impl Core {
     /// exposes it again.
     pub fn expose(&mut self, id: Id, capability: Capability, fetches: u64, milliseconds: u64) {
         if self.failed.is_none() && self.session.is_some() {
-            self.task(Message::Expose { id, capability, fetches, milliseconds }, false);
+            // Ahead of the stream: what waits there may wait for this very value, by way of another server.
+            let (kind, body) = Message::Expose { id, capability, fetches, milliseconds }.encode();
+            self.link.send(Lane::Urgent, kind, body);
         }
     }
 

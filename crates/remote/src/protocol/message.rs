@@ -408,7 +408,7 @@ impl Message<'_> {
 /// The lane that a frame of this kind was sent in, as far as the window goes.
 pub fn lane(kind: u8) -> Lane {
     match kind & !COMPRESSED {
-        kind::SUPPLY | kind::RECALL | kind::WITHDRAW => Lane::Urgent,
+        kind::SUPPLY | kind::RECALL | kind::WITHDRAW | kind::EXPOSE => Lane::Urgent,
         _ => Lane::Normal,
     }
 }

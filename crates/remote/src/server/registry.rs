@@ -116,9 +116,14 @@ impl Client {
         if self.is_over() {
             return Ok(None);
         }
+        let exposes = self.session().exposes();
+        if !exposes.is_empty() {
+            let (shown, later) = executor.show(exposes);
+            self.session().expose_later(later);
+            shown.into_iter().for_each(|shown| self.moves.expose(self.number, shown));
+        }
         let Some((task, upload)) = self.session().take() else { return Ok(None) };
         let (replies, micros) = executor.run(&task, upload)?;
-        executor.shown().into_iter().for_each(|shown| self.moves.expose(self.number, shown));
         self.session().finish(&task, replies, micros);
         Ok(Some(micros))
     }

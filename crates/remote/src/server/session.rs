@@ -7,7 +7,7 @@
 use super::assembly::{Assembly, Memory};
 use super::moves::{Fetch, Order, Shown};
 use crate::protocol::link::{Counts, Lane, Link, Out};
-use crate::protocol::message::{self, Message, Query, kind};
+use crate::protocol::message::{self, Capability, Message, Query, kind};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Frame, ProtocolError};
 use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
@@ -71,10 +71,24 @@ pub struct Session {
     orders: Vec<Order>,
     /// Questions that wait for what is exposed.
     recalls: usize,
+    /// Values to be exposed, and whether all of them were looked for since the last task.
+    exposes: Vec<Expose>,
+    looked: bool,
 }
 
 /// Questions of one client that may wait for what it exposes.
 const MOST_RECALLS: usize = 1024;
+
+/// Values that a session may have waiting to be exposed.
+const MOST_EXPOSES: usize = 1 << 14;
+
+/// A value to be exposed.
+pub struct Expose {
+    id: Id,
+    capability: Capability,
+    fetches: u64,
+    patience: Duration,
+}
 
 /// What came of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,6 +119,8 @@ impl Session {
             device,
             orders: Vec::new(),
             recalls: 0,
+            exposes: Vec::new(),
+            looked: true,
         }
     }
 
@@ -140,7 +156,7 @@ impl Session {
                     self.piece(of, bytes, frame.kind & 0x7f == kind::SUPPLY)?;
                 }
             }
-            kind::UPLOAD | kind::FETCH | kind::EXPOSE => {
+            kind::UPLOAD | kind::FETCH => {
                 let mut room = Vec::new();
                 match Message::decode(frame.kind, frame.payload, &mut room)? {
                     Message::Upload { transfer, meta, place, .. } => self.assemble(transfer, meta, place)?,
@@ -150,14 +166,22 @@ impl Session {
                         let fetch = Fetch { transfer, meta, incarnation, url, capability };
                         self.orders.push(Order::Fetch(fetch));
                     }
-                    Message::Expose { capability, .. } => self.orders.push(Order::Announce(capability)),
                     _ => return Err(ProtocolError::Kind(frame.kind)),
                 }
                 self.queue(frame);
             }
-            kind::RECALL | kind::WITHDRAW => {
+            kind::RECALL | kind::WITHDRAW | kind::EXPOSE => {
                 let mut room = Vec::new();
                 match Message::decode(frame.kind, frame.payload, &mut room)? {
+                    Message::Expose { .. } if self.exposes.len() >= MOST_EXPOSES => {
+                        return Err(ProtocolError::Misuse("too many values are exposed"));
+                    }
+                    Message::Expose { id, capability, fetches, milliseconds } => {
+                        self.orders.push(Order::Announce(capability));
+                        let patience = Duration::from_millis(milliseconds);
+                        self.exposes.push(Expose { id, capability, fetches, patience });
+                        self.looked = false;
+                    }
                     Message::Recall { request, capability } if self.recalls < MOST_RECALLS => {
                         self.recalls += 1;
                         self.orders.push(Order::Recall(request, capability));
@@ -263,8 +287,24 @@ impl Session {
         });
     }
 
+    /// Values to be exposed, to be looked for now: those that are not there yet are given back.
+    pub fn exposes(&mut self) -> Vec<Expose> {
+        match std::mem::replace(&mut self.looked, true) {
+            true => Vec::new(),
+            false => std::mem::take(&mut self.exposes),
+        }
+    }
+
+    /// Values that are to be exposed once the stream has come to them.
+    pub fn expose_later(&mut self, later: Vec<Expose>) {
+        self.exposes.extend(later);
+    }
+
     /// Whether a worker would find something to do.
     pub fn is_ready(&self) -> bool {
+        if !self.looked && !self.exposes.is_empty() {
+            return true;
+        }
         let Some(task) = self.tasks.front() else { return false };
         if self.link.queued_bytes() > MOST_WAITING {
             return false;
@@ -297,6 +337,7 @@ impl Session {
     /// A task is done: its answers go out, its bytes make room.
     pub fn finish(&mut self, task: &Task, replies: Vec<Reply>, micros: u64) {
         self.link.release(task.payload.len());
+        self.looked = false;
         self.executed += 1;
         self.micros += micros;
         replies.into_iter().for_each(|reply| self.reply(reply));
@@ -403,7 +444,6 @@ pub struct Executor {
     bytes: usize,
     quota: Quota,
     operations: u64,
-    shown: Vec<Shown>,
 }
 
 impl Executor {
@@ -411,7 +451,7 @@ impl Executor {
     pub fn new(device: Arc<dyn Device>, table: Table, quota: Quota) -> Executor {
         device.limit((quota.bytes != usize::MAX).then_some(quota.bytes));
         let (templates, values) = (Receiver::default(), FxHashMap::default());
-        Executor { device, table, templates, values, bytes: 0, quota, operations: 0, shown: Vec::new() }
+        Executor { device, table, templates, values, bytes: 0, quota, operations: 0 }
     }
 
     /// Does a task. An error means that the client does not keep to the protocol: the session ends.
@@ -435,10 +475,6 @@ impl Executor {
             Message::Forget { template } => self.templates.forget(template),
             Message::Upload { id, meta, place, .. } | Message::Fetch { id, meta, place, .. } => {
                 self.upload(id, meta, place, upload, &mut replies)?
-            }
-            Message::Expose { id, capability, fetches, milliseconds } => {
-                let (value, patience) = (self.read(id), Duration::from_millis(milliseconds));
-                self.shown.push(Shown { capability, fetches, patience, value });
             }
             Message::Read { request, id, background } => {
                 replies.push(match self.read(id) {
@@ -603,9 +639,14 @@ impl Executor {
         }
     }
 
-    /// What was exposed since this was last asked.
-    pub fn shown(&mut self) -> Vec<Shown> {
-        std::mem::take(&mut self.shown)
+    /// Looks for values to be exposed: those that are there, and those that are not yet.
+    pub fn show(&self, exposes: Vec<Expose>) -> (Vec<Shown>, Vec<Expose>) {
+        let (there, later): (Vec<_>, Vec<_>) =
+            exposes.into_iter().partition(|expose| self.values.contains_key(&expose.id));
+        let show = |Expose { id, capability, fetches, patience }| {
+            Shown { capability, fetches, patience, value: self.read(id) }
+        };
+        (there.into_iter().map(show).collect(), later)
     }
 
     /// Values, their bytes by shape, and operations so far.
