@@ -17,7 +17,10 @@ usage: cargo xtask <command>
   check          format, dependencies, lints, tests, examples, documentation, CONTRIBUTING's guide, README
   check --fast   format, dependencies, lints, tests
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
-  bench          the benchmarks of kiln-tensor";
+  bench          the benchmarks of kiln-tensor
+  chaos [OPTIONS]
+                 training, sessions and servers under faults, with real processes; --seed N and --only NAME reproduce
+  fuzz [OPTIONS] the fuzz targets; --target NAME, --executions N, --seed N, --keep N new inputs for the corpus";
 
 /// Crates that talk to networks or people: the tensor core must build without them.
 const DENIED: &str = "actix-web async-std axum clap crossterm h2 hyper indicatif mio native-tls openssl \
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         ["check", "--fast"] => check_fast(),
         ["guide"] => guide::follow(),
         ["bench"] => step("bench", cargo("bench -p kiln-tensor")),
+        ["chaos" | "fuzz", ..] => chaos(&args),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -69,6 +73,14 @@ fn check_rest() -> Result<(), String> {
     step("doc", doc)?;
     guide::follow()?;
     readme_blocks()
+}
+
+/// Breaks remote devices on purpose, or feeds them nonsense. The program `kiln` is built first, for its processes.
+fn chaos(args: &[&str]) -> Result<(), String> {
+    step("build", cargo("build --release -p kiln-cli -p kiln-chaos"))?;
+    let mut run = cargo("run --release -q -p kiln-chaos --");
+    run.args(args);
+    step(args[0], run)
 }
 
 /// Runs a command as a step of its own.

@@ -10,7 +10,7 @@ use kiln_device::Origin;
 use kiln_ir::{Binary, Op, Scalar, V};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 impl Tensor {
@@ -79,11 +79,12 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
     xs.iter().map(|x| gradients.get(x).cloned().unwrap_or_else(|| x.detach().zeros_like())).collect()
 }
 
-/// Gradients by leaf.
+/// Gradients by leaf. In the order in which leaves were made: they are dropped so, and a recurring step looks the same
+/// every time, whatever numbers its leaves have.
 #[derive(Default)]
 pub struct Gradients {
-    leaves: FxHashMap<u64, Tensor>,
-    steps: FxHashMap<(u64, u32), Tensor>,
+    leaves: BTreeMap<u64, Tensor>,
+    steps: BTreeMap<(u64, u32), Tensor>,
 }
 
 impl Gradients {

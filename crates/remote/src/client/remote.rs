@@ -25,6 +25,9 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 /// The longest that connecting and being welcomed may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
+/// How long a client that was asked to leave, and has nowhere to go, stays away.
+const LEAVING: Duration = Duration::from_millis(200);
+
 /// How a client behaves towards lost servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -243,6 +246,8 @@ enum End {
     Broken(String),
     /// The session is not there any more: a new one is opened.
     Forgotten,
+    /// The server asks to go elsewhere.
+    Leaving,
     /// No other attempt would do better.
     Final(Error),
 }
@@ -267,10 +272,14 @@ async fn drive(shared: Arc<Shared>) {
                 elsewhere = true;
                 continue;
             }
+            _ if shared.is_closed() || shared.lock().failure().is_some() => return,
+            End::Leaving if shared.addresses.len() > 1 => {
+                at = (at + 1) % shared.addresses.len();
+                elsewhere = true;
+            }
+            // Nowhere else to go: the server answers what it has, and may be back in a while.
+            End::Leaving => tokio::time::sleep(LEAVING).await,
             End::Broken(reason) => {
-                if shared.is_closed() || shared.lock().failure().is_some() {
-                    return;
-                }
                 let since = *lost.get_or_insert_with(Instant::now);
                 // Nobody waits for a server that was never there.
                 let patience =
@@ -330,7 +339,7 @@ async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcome
             let (peer, reason) = (address.to_string(), refusal.to_string());
             return End::Final(Error::Refused { peer, reason });
         }
-        Step::Leave => return End::Broken("the server is shutting down".into()),
+        Step::Leave => return End::Leaving,
         Step::Going | Step::Opened(_) => {}
     }
     *welcomed = true;
@@ -370,7 +379,7 @@ async fn receive(
             };
             match step {
                 Ok(Step::Going) => {}
-                Ok(Step::Leave) => return End::Broken("the server is shutting down".into()),
+                Ok(Step::Leave) => return End::Leaving,
                 Ok(_) => return End::Broken("the server greets twice".into()),
                 Err(e) => return End::Broken(e.to_string()),
             }

@@ -8,10 +8,11 @@ use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder};
 use crate::protocol::message::{Message, kind};
 use crate::transport::{Rewound, Stream};
+use rustc_hash::FxHashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpListener;
@@ -27,6 +28,12 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 const GATHER: usize = 256 << 10;
 /// How long a client with a wrong token waits for the answer.
 const WRONG_TOKEN: Duration = Duration::from_millis(200);
+/// Wrong tokens within [`FORGIVEN`] that make a host suspect: it is heard once in [`WRONG_TOKEN`] from then on.
+const SUSPECT: u32 = 10;
+/// After how long without a wrong token a host is trusted again.
+const FORGIVEN: Duration = Duration::from_secs(10);
+/// Hosts whose wrong tokens are counted.
+const MOST_SUSPECTS: usize = 1024;
 /// Connections that may be between their first byte and their welcome.
 const MOST_STRANGERS: usize = 512;
 
@@ -48,6 +55,10 @@ pub struct Server {
     start: Instant,
     log: Box<dyn Fn(Event<'_>) + Send + Sync>,
     strangers: tokio::sync::Semaphore,
+    /// Wrong tokens by host, and when the last one came.
+    suspects: Mutex<FxHashMap<String, (u32, Instant)>>,
+    /// Suspects are heard one after another.
+    hearing: tokio::sync::Mutex<()>,
 }
 
 /// What a server tells about itself while it runs.
@@ -116,6 +127,8 @@ impl Server {
             start: Instant::now(),
             log: Box::new(log),
             strangers: tokio::sync::Semaphore::new(MOST_STRANGERS),
+            suspects: Mutex::default(),
+            hearing: tokio::sync::Mutex::new(()),
         })
     }
 
@@ -303,10 +316,16 @@ impl Server {
         peer: &str,
         trusted: bool,
     ) -> io::Result<()> {
+        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+        if !trusted && self.is_suspect(host) {
+            let _turn = self.hearing.lock().await;
+            tokio::time::sleep(WRONG_TOKEN).await;
+        }
         let (welcome, admitted) = match self.registry.hello(payload, trusted, self.now()) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 if refusal == crate::protocol::Refusal::Token {
+                    self.suspect(host);
                     tokio::time::sleep(WRONG_TOKEN).await;
                 }
                 let _ = stream.write_all(&control(kind::REFUSED, &refusal.encode())).await;
@@ -342,6 +361,22 @@ impl Server {
         }
         self.registry.lost(&client, epoch, self.now());
         Ok(())
+    }
+
+    /// Whether many wrong tokens came from a host lately.
+    fn is_suspect(&self, host: &str) -> bool {
+        let suspects = self.suspects.lock().unwrap_or_else(|e| e.into_inner());
+        suspects.get(host).is_some_and(|(count, last)| *count >= SUSPECT && last.elapsed() < FORGIVEN)
+    }
+
+    /// Notes a wrong token.
+    fn suspect(&self, host: &str) {
+        let mut suspects = self.suspects.lock().unwrap_or_else(|e| e.into_inner());
+        suspects.retain(|_, (_, last)| last.elapsed() < FORGIVEN);
+        if suspects.len() < MOST_SUSPECTS {
+            let entry = suspects.entry(host.into()).or_insert((0, Instant::now()));
+            *entry = (entry.0.saturating_add(1), Instant::now());
+        }
     }
 
     async fn receive(
