@@ -64,7 +64,7 @@ fn lengths_are_believed_as_far_as_there_are_bytes() {
     let largest = LARGEST.load(Ordering::Relaxed);
     let _ = std::panic::take_hook();
     assert!(failed.is_empty(), "{} of {tried}, such as {}", failed.len(), failed[0]);
-    assert!(tried > 10_000, "{tried}");
+    assert!(tried > 5_000, "{tried}");
     // The longest message here has a few hundred bytes; a compressed one may claim a frame's worth.
     assert!(largest <= (1 << 20) + 4096, "{largest} bytes at once");
 }

@@ -123,7 +123,11 @@ fn messages(input: &[u8]) -> u64 {
                     let split = kiln_remote::protocol::template::split(&TABLE, &batch.items, batch.place);
                     let joined =
                         kiln_remote::protocol::template::join(&TABLE, &split.structure, &split.bindings);
-                    assert!(joined.is_ok_and(|b| b.items == batch.items), "{:?}", batch.items);
+                    assert!(
+                        !is_plain(&batch.items) || joined.is_ok_and(|b| b.items == batch.items),
+                        "{:?}",
+                        batch.items
+                    );
                     assert!(receiver.call(&TABLE, template, &[]).is_ok_and(|b| b.items == batch.items));
                     let names: Vec<_> = batch.items.iter().take(2).map(shape_of).collect();
                     number((kind, names))
@@ -131,6 +135,21 @@ fn messages(input: &[u8]) -> u64 {
             }
         }
     }
+}
+
+/// Whether every value is defined once, and before it is used if it is defined at all: senders write nothing else.
+fn is_plain(items: &[kiln_ir::Item]) -> bool {
+    let mut named = std::collections::HashSet::new();
+    items.iter().all(|item| match item {
+        kiln_ir::Item::Free(id) => {
+            named.insert(*id);
+            true
+        }
+        kiln_ir::Item::Run(node) => {
+            named.extend(node.ins.iter().copied());
+            node.outs.iter().all(|id| named.insert(*id))
+        }
+    })
 }
 
 fn shape_of(item: &kiln_ir::Item) -> String {

@@ -25,9 +25,6 @@ const ACK_DELAY: Duration = Duration::from_millis(5);
 /// The longest that connecting and being welcomed may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// How long a client that was asked to leave, and has nowhere to go, stays away.
-const LEAVING: Duration = Duration::from_millis(200);
-
 /// How a client behaves towards lost servers.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
@@ -272,13 +269,16 @@ async fn drive(shared: Arc<Shared>) {
                 elsewhere = true;
                 continue;
             }
-            _ if shared.is_closed() || shared.lock().failure().is_some() => return,
-            End::Leaving if shared.addresses.len() > 1 => {
+            _ if shared.is_closed() || shared.lock().failure().is_some() => {
+                // The server's last word was that it is over: whoever waits is told.
+                shared.settle();
+                shared.room.notify_all();
+                return;
+            }
+            End::Leaving => {
                 at = (at + 1) % shared.addresses.len();
                 elsewhere = true;
             }
-            // Nowhere else to go: the server answers what it has, and may be back in a while.
-            End::Leaving => tokio::time::sleep(LEAVING).await,
             End::Broken(reason) => {
                 let since = *lost.get_or_insert_with(Instant::now);
                 // Nobody waits for a server that was never there.
@@ -379,6 +379,8 @@ async fn receive(
             };
             match step {
                 Ok(Step::Going) => {}
+                // With nowhere else to go, it stays for its answers.
+                Ok(Step::Leave) if shared.addresses.len() == 1 && shared.lock().failure().is_none() => {}
                 Ok(Step::Leave) => return End::Leaving,
                 Ok(_) => return End::Broken("the server greets twice".into()),
                 Err(e) => return End::Broken(e.to_string()),

@@ -26,6 +26,8 @@ const MOST_HELLO: usize = 256 << 10;
 const ACK_DELAY: Duration = Duration::from_millis(5);
 /// Bytes gathered for one write.
 const GATHER: usize = 256 << 10;
+/// How long a server that drains must have had nothing to do before it goes.
+const QUIET: Duration = Duration::from_millis(200);
 /// How long a client with a wrong token waits for the answer.
 const WRONG_TOKEN: Duration = Duration::from_millis(200);
 /// Wrong tokens within [`FORGIVEN`] that make a host suspect: it is heard once in [`WRONG_TOKEN`] from then on.
@@ -183,11 +185,15 @@ impl Server {
         self.registry.drain();
         (self.log)(Event::Draining { sessions: self.registry.list().len() });
         let end = Instant::now() + grace;
+        let mut since = Instant::now();
         while Instant::now() < end {
             let clients = self.registry.list();
             clients.iter().for_each(|c| c.news.notify_one());
             let idle = |c: &Arc<Client>| c.session().load().0 == 0 && c.session().is_sent();
-            if self.schedule.busy() == 0 && clients.iter().all(idle) {
+            // What clients had sent may still be on its way.
+            if self.schedule.busy() > 0 || !clients.iter().all(idle) {
+                since = Instant::now();
+            } else if clients.is_empty() || since.elapsed() > QUIET {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
