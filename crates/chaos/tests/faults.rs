@@ -89,8 +89,8 @@ fn a_proxy_does_what_it_is_told() {
     let flipped = through(&proxy);
     let bits: u32 = flipped.iter().zip(&sent).map(|(a, b)| (a ^ b).count_ones()).sum();
     assert_eq!((flipped.len(), bits, flipped[49] ^ sent[49]), (sent.len(), 1, 8));
-    proxy.arm(Way::Up, At::Byte(2 * 117 + 31), What::Cut);
-    assert_eq!(through(&proxy).len(), 0, "a part of a frame was sent, nothing came back");
+    proxy.arm(Way::Up, At::Byte(2 * 117 + 9), What::Cut);
+    assert_eq!(through(&proxy).len(), 0, "a part of a head was sent, nothing came back");
     proxy.arm(Way::Up, At::Before(77, 4), What::Cut);
     assert_eq!(through(&proxy).len(), 0);
     proxy.arm(Way::Down, At::After(77, 3), What::Stall);

@@ -358,10 +358,15 @@ fn a_drain_answers_what_was_sent_and_takes_nobody_new() {
         submit(&*remote, vec![node("exp", &[1 + i], 2 + i)]);
     }
     let answer = remote.read(Id(201));
-    let (address, url) = (server.address(), server.url());
+    let (address, url, inner) = (server.address(), server.url(), server.server.clone());
+    let begun = |s: &Serving| s.server.registry.list().iter().any(|c| c.session().load().1 > 10);
+    assert!(server.until(PATIENCE, begun));
     let start = Instant::now();
     let drained = std::thread::spawn(move || server.drain());
-    assert!(answer.wait().is_ok());
+    answer.wait().unwrap();
+    while !inner.registry.is_draining() {
+        std::thread::yield_now();
+    }
     // Until it is gone it says why it takes nobody.
     if !drained.is_finished()
         && let Ok(stream) = TcpStream::connect(address)
