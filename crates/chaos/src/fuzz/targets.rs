@@ -7,7 +7,7 @@ use kiln_remote::protocol::frame::{self, Decoder, HEAD};
 use kiln_remote::protocol::message::{Hello, Message, Purpose, Refusal, Welcome, kind};
 use kiln_remote::protocol::template::Receiver;
 use kiln_remote::protocol::{Frame, ProtocolError};
-use kiln_remote::server::registry::{Admitted, Config, Registry};
+use kiln_remote::server::registry::{Admitted, Client, Config, Registry};
 use kiln_remote::server::session::{Quota, Step};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, LazyLock};
@@ -165,19 +165,31 @@ const QUOTA: Quota = Quota { bytes: 1 << 20, values: 512 };
 /// A session that gets frames of any kind and content, executed as far as it goes. The input is a list of (kind, length
 /// in two bytes, payload); kind 254 makes the payload's first byte a control frame's kind, 253 is a new connection.
 fn session(input: &[u8]) -> u64 {
-    let registry = Registry::new(Config {
-        token: None,
-        quota: QUOTA,
-        most_sessions: 1,
-        lease: Duration::from_secs(1),
-        heartbeat: Duration::from_secs(1),
-        devices: Box::new(|_| Some(Arc::new(Cpu::start()))),
-        random: Box::new(|bytes| bytes.fill(7)),
+    // Operation tables are large; what does not depend on the input is made once.
+    static GREETING: LazyLock<Vec<u8>> =
+        LazyLock::new(|| hello(b"", Purpose::Open { device: String::new() }).encode());
+    static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
+        Registry::new(Config {
+            token: None,
+            quota: QUOTA,
+            most_sessions: usize::MAX,
+            lease: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(1),
+            devices: Box::new(|_| Some(Arc::new(Cpu::start()))),
+            random: Box::new(|bytes| bytes.fill(7)),
+        })
     });
-    let greeting = hello(b"", Purpose::Open { device: String::new() }).encode();
-    let Ok((welcome, Admitted::Session(client, _))) = registry.hello(&greeting, false, Duration::ZERO) else {
+    let registry = &*REGISTRY;
+    let Ok((welcome, Admitted::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
         unreachable!("an empty server takes a session")
     };
+    let outcome = conversation(registry, &welcome, &client, input);
+    client.end();
+    registry.expire(Duration::ZERO);
+    outcome
+}
+
+fn conversation(registry: &Registry, welcome: &Welcome, client: &Client, input: &[u8]) -> u64 {
     let (mut rest, mut seq, mut epoch) = (input, 0, 0);
     let mut outcome: Vec<String> = Vec::new();
     while let [kind, low, high, after @ ..] = rest {
@@ -188,8 +200,9 @@ fn session(input: &[u8]) -> u64 {
                 epoch += 1;
                 let (session, secret) = (welcome.session, welcome.secret);
                 let received = payload.first().map_or(0, |&n| n as u64);
-                let purpose = Purpose::Resume { session, secret, epoch, received };
-                match registry.hello(&hello(b"", purpose).encode(), false, Duration::ZERO) {
+                let mut again = hello(b"", Purpose::Resume { session, secret, epoch, received });
+                again.table.clear();
+                match registry.hello(&again.encode(), false, Duration::ZERO) {
                     Ok((welcome, _)) => assert_eq!(welcome.resumed, Some(seq)),
                     Err(refusal) => outcome.push(refusal.to_string()),
                 }
