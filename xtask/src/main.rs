@@ -106,7 +106,7 @@ fn ended(status: io::Result<ExitStatus>) -> Result<(), String> {
 }
 
 fn core_dependencies() -> Result<(), String> {
-    let mut tree = cargo("tree -p kiln -e normal --prefix none");
+    let mut tree = cargo("tree -p kiln --no-default-features -e normal --prefix none");
     timed("core dependencies", &shown(&tree), || {
         let output = tree.stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;
         ended(Ok(output.status))?;
