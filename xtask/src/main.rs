@@ -17,7 +17,10 @@ usage: cargo xtask <command>
   check          format, dependencies, lints, tests, examples, a device outside, documentation, CONTRIBUTING's guide, README
   check --fast   format, dependencies, lints, tests
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
-  bench          the benchmarks of kiln-tensor";
+  bench          the benchmarks of kiln-tensor
+  chaos [OPTIONS]
+                 training, sessions and servers under faults, with real processes; --seed N and --only NAME reproduce
+  fuzz [OPTIONS] the fuzz targets; --target NAME, --executions N, --seed N, --keep N new inputs for the corpus";
 
 /// Crates that talk to networks or people: the tensor core must build without them.
 const DENIED: &str = "actix-web async-std axum clap crossterm h2 hyper indicatif mio native-tls openssl \
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
         ["check", "--fast"] => check_fast(),
         ["guide"] => guide::follow(),
         ["bench"] => step("bench", cargo("bench -p kiln-tensor")),
+        ["chaos" | "fuzz", ..] => chaos(&args),
         _ => {
             eprintln!("{USAGE}");
             return ExitCode::from(2);
@@ -75,6 +79,14 @@ fn check_rest() -> Result<(), String> {
     readme_blocks()
 }
 
+/// Breaks remote devices on purpose, or feeds them nonsense. The program `kiln` is built first, for its processes.
+fn chaos(args: &[&str]) -> Result<(), String> {
+    step("build", cargo("build --release -p kiln-cli -p kiln-chaos"))?;
+    let mut run = cargo("run --release -q -p kiln-chaos --");
+    run.args(args);
+    step(args[0], run)
+}
+
 /// Runs a command as a step of its own.
 fn step(name: &str, mut command: Command) -> Result<(), String> {
     timed(name, &shown(&command), || ended(command.stdin(Stdio::null()).status()))
@@ -98,7 +110,7 @@ fn ended(status: io::Result<ExitStatus>) -> Result<(), String> {
 }
 
 fn core_dependencies() -> Result<(), String> {
-    let mut tree = cargo("tree -p kiln -e normal --prefix none");
+    let mut tree = cargo("tree -p kiln --no-default-features -e normal --prefix none");
     timed("core dependencies", &shown(&tree), || {
         let output = tree.stderr(Stdio::inherit()).output().map_err(|e| e.to_string())?;
         ended(Ok(output.status))?;

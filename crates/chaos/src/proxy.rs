@@ -266,6 +266,7 @@ struct Place {
     /// Bytes left of the frame that is being forwarded, and its kind.
     left: usize,
     kind: u8,
+    nth: u64,
     /// What comes is no frames: a browser, or noise.
     plain: bool,
 }
@@ -306,13 +307,14 @@ fn stretch(shared: &Shared, connection: &Connection, way: Way, place: &mut Place
         } else {
             let len = u32::from_le_bytes([place.held[0], place.held[1], place.held[2], place.held[3]]);
             place.kind = place.held[16];
-            let nth = {
+            place.nth = {
                 let mut state = shared.state();
                 let count = &mut state.counts.frames[way as usize][place.kind as usize];
                 *count += 1;
                 *count
             };
-            if !happen(shared, connection, way, At::Before(place.kind, nth), &mut place.held) {
+            let at = At::Before(place.kind, place.nth);
+            if !happen(shared, connection, way, at, &mut place.held) {
                 return None;
             }
             if connection.stalled.load(Ordering::Acquire) {
@@ -352,8 +354,8 @@ fn stretch(shared: &Shared, connection: &Connection, way: Way, place: &mut Place
     if !place.plain {
         place.left -= most;
         if place.left == 0 {
-            let nth = shared.state().counts.frames[way as usize][place.kind as usize];
-            if !happen(shared, connection, way, At::After(place.kind, nth), &mut place.held) {
+            let at = At::After(place.kind, place.nth);
+            if !happen(shared, connection, way, at, &mut place.held) {
                 return None;
             }
         }

@@ -44,7 +44,7 @@ impl Default for Options {
             quota: Quota::default(),
             most_sessions: 512,
             lease: Duration::from_secs(10),
-            heartbeat: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(2),
             workers: 2,
             device: || Arc::new(Cpu::start()),
         }
@@ -181,8 +181,8 @@ fn entropy() -> u64 {
     now.as_nanos() as u64 ^ (std::process::id() as u64) << 32
 }
 
-/// Opens a device at a URL; it gives up after `patience` and beats every 200 ms.
+/// Opens a device at a URL; it gives up after `patience`, and beats as often as the server wants.
 pub fn open(url: &str, patience: Duration) -> Result<Arc<Remote>, Error> {
-    let patience = Patience { give_up: patience, heartbeat: Duration::from_millis(200) };
+    let patience = Patience { give_up: patience, heartbeat: Duration::from_secs(2) };
     Remote::open_with(Address::parse_all(url)?, patience).map(Arc::new)
 }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 const STEPS: u64 = 12;
 const PATIENCE: Duration = Duration::from_secs(10);
+const BEAT: Duration = Duration::from_millis(300);
 
 /// The digest of an undisturbed local run.
 fn local() -> &'static str {
@@ -88,8 +89,8 @@ fn a_proxy_does_what_it_is_told() {
     let flipped = through(&proxy);
     let bits: u32 = flipped.iter().zip(&sent).map(|(a, b)| (a ^ b).count_ones()).sum();
     assert_eq!((flipped.len(), bits, flipped[49] ^ sent[49]), (sent.len(), 1, 8));
-    proxy.arm(Way::Up, At::Byte(2 * 117 + 31), What::Cut);
-    assert_eq!(through(&proxy).len(), 0, "a part of a frame was sent, nothing came back");
+    proxy.arm(Way::Up, At::Byte(2 * 117 + 9), What::Cut);
+    assert_eq!(through(&proxy).len(), 0, "a part of a head was sent, nothing came back");
     proxy.arm(Way::Up, At::Before(77, 4), What::Cut);
     assert_eq!(through(&proxy).len(), 0);
     proxy.arm(Way::Down, At::After(77, 3), What::Stall);
@@ -141,7 +142,6 @@ fn a_cut_at_every_kind_of_frame_changes_no_bit() {
 
 #[test]
 fn a_cut_in_the_handshake_or_a_heartbeat_is_survived() {
-    let (_server, proxy) = pair();
     let hand = [(Way::Up, kind::HELLO), (Way::Down, kind::WELCOME)];
     let beat = [(Way::Up, kind::PING), (Way::Down, kind::PONG)];
     for (way, kind, heart) in
@@ -149,6 +149,9 @@ fn a_cut_in_the_handshake_or_a_heartbeat_is_survived() {
     {
         for before in [true, false] {
             let what = format!("{way:?}, kind {kind}, before: {before}");
+            // A server of its own: clients of earlier cases would come back too.
+            let server = Serving::start(Options { heartbeat: BEAT, ..Options::default() });
+            let proxy = Proxy::start(server.address());
             let remote = open(&proxy.url(""), PATIENCE).unwrap();
             let seen = proxy.counts();
             let nth = seen.frames[way as usize][kind as usize] + 1;
@@ -268,15 +271,15 @@ fn back_after_the_lease_the_session_is_rebuilt() {
 #[test]
 fn a_half_open_connection_is_noticed_within_three_heartbeats() {
     for way in [Way::Up, Way::Down] {
-        let (server, proxy) = pair();
+        let server = Serving::start(Options { heartbeat: BEAT, ..Options::default() });
+        let proxy = Proxy::start(server.address());
         let remote = open(&proxy.url(""), PATIENCE).unwrap();
         proxy.arm(way, At::Byte(proxy.counts().bytes[way as usize] + 2000), What::Stall);
         let start = Instant::now();
         trains(&remote, "through a stall");
-        // Heartbeats are 200 ms apart here.
         let took = start.elapsed();
-        assert!(took > Duration::from_millis(550) && took < Duration::from_secs(3), "{way:?}: {took:?}");
-        assert_eq!((proxy.counts().stalls, remote.stats().resumed), (1, 1));
+        assert!(took > 3 * BEAT && took < 3 * BEAT + Duration::from_secs(3), "{way:?}: {took:?}");
+        assert!(proxy.counts().stalls == 1 && remote.stats().resumed >= 1);
         // The server takes one connection of a session at a time, whatever became of the old one.
         assert_eq!(server.sessions(), 1);
     }

@@ -58,7 +58,12 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
                 tell(&args, "failed", Some(rank), &why);
                 if again {
                     let left = args.max_restarts - attempt;
-                    tell(&args, "restarting", None, &format!("all {} ranks, {left} times at most", args.ranks));
+                    tell(
+                        &args,
+                        "restarting",
+                        None,
+                        &format!("all {} ranks, {left} times at most", args.ranks),
+                    );
                 }
             }
         }

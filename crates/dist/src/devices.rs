@@ -15,7 +15,9 @@ pub fn all_reduce(shards: usize, partials: Vec<Vec<Partial<Vec<Tensor>>>>) -> Re
     let devices = partials.len();
     let flat = partials.into_iter().map(|list| list.into_iter().map(flatten).collect::<Vec<_>>());
     let flat: Vec<Vec<(Partial<Tensor>, Layout)>> = flat.collect();
-    let Some(layout) = flat.iter().flatten().map(|(_, layout)| layout.clone()).next() else { return Ok(Vec::new()) };
+    let Some(layout) = flat.iter().flatten().map(|(_, layout)| layout.clone()).next() else {
+        return Ok(Vec::new());
+    };
     assert!(flat.iter().flatten().all(|(_, l)| *l == layout), "devices reduce other tensors than each other");
     let homes: Vec<_> = flat.iter().map(|list| list.first().map(|(p, _)| p.value.device())).collect();
     let total: usize = layout.iter().map(|shape| shape.iter().product::<usize>()).sum();
@@ -41,7 +43,11 @@ pub fn all_reduce(shards: usize, partials: Vec<Vec<Partial<Vec<Tensor>>>>) -> Re
             continue;
         };
         let parts = sums.iter().map(|sum| sum.to_device(home)).collect::<Result<Vec<_>, _>>()?;
-        let whole = if parts.len() == 1 { parts[0].clone() } else { Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0) };
+        let whole = if parts.len() == 1 {
+            parts[0].clone()
+        } else {
+            Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
+        };
         reduced.push(cut(&whole, &layout));
     }
     Ok(reduced)
@@ -66,6 +72,7 @@ pub(crate) fn cut(whole: &Tensor, layout: &Layout) -> Vec<Tensor> {
 pub(crate) fn flatten(partial: Partial<Vec<Tensor>>) -> (Partial<Tensor>, Layout) {
     let layout = partial.value.iter().map(|t| t.shape().to_vec()).collect();
     let rows: Vec<Tensor> = partial.value.iter().map(|t| t.reshape([-1])).collect();
-    let value = if rows.len() == 1 { rows[0].clone() } else { Tensor::cat(&rows.iter().collect::<Vec<_>>(), 0) };
+    let value =
+        if rows.len() == 1 { rows[0].clone() } else { Tensor::cat(&rows.iter().collect::<Vec<_>>(), 0) };
     (Partial { first: partial.first, shards: partial.shards, value }, layout)
 }

@@ -74,7 +74,8 @@ impl Checkpoint {
             let view = view.map_err(|e| failed(std::io::Error::other(e)))?;
             views.push((name.as_str(), view));
         }
-        let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| failed(std::io::Error::other(e)))?;
+        let bytes =
+            safetensors::serialize(views, Some(metadata)).map_err(|e| failed(std::io::Error::other(e)))?;
         let write = || -> std::io::Result<()> {
             fs::create_dir_all(folder)?;
             let temporary = folder.join(format!(".{}.{step}.tmp", std::process::id()));
@@ -111,13 +112,18 @@ impl Checkpoint {
         let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
         let bytes = fs::read(path).map_err(|source| CheckpointError::File { path: path.into(), source })?;
         let (_, head) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(e.to_string()))?;
-        let mut words: BTreeMap<String, String> = head.metadata().clone().unwrap_or_default().into_iter().collect();
+        let mut words: BTreeMap<String, String> =
+            head.metadata().clone().unwrap_or_default().into_iter().collect();
         let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
-        let step = words.remove(STEP).and_then(|s| s.parse().ok()).ok_or_else(|| damaged("it has no step".into()))?;
+        let step = words
+            .remove(STEP)
+            .and_then(|s| s.parse().ok())
+            .ok_or_else(|| damaged("it has no step".into()))?;
         let want = words.remove(SUM).ok_or_else(|| damaged("it has no checksum".into()))?;
         let mut tensors = BTreeMap::new();
         for (name, view) in file.tensors() {
-            let dtype = from_dtype(view.dtype()).ok_or_else(|| damaged(format!("{name} has a foreign dtype")))?;
+            let dtype =
+                from_dtype(view.dtype()).ok_or_else(|| damaged(format!("{name} has a foreign dtype")))?;
             let meta = Meta::new(dtype, view.shape());
             meta.check().map_err(|e| damaged(e.to_string()))?;
             if meta.bytes() != view.data().len() {

@@ -29,7 +29,11 @@ pub trait Optimizer {
     }
 
     /// Updates every parameter for which `gradient` gives one; it is asked with the parameter's place in the model.
-    fn step_by(&mut self, model: &mut dyn Module, gradient: &mut dyn FnMut(usize, &Tensor) -> Option<Tensor>) {
+    fn step_by(
+        &mut self,
+        model: &mut dyn Module,
+        gradient: &mut dyn FnMut(usize, &Tensor) -> Option<Tensor>,
+    ) {
         self.begin();
         let mut devices = Vec::new();
         let mut place = 0;

@@ -79,7 +79,8 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
     xs.iter().map(|x| gradients.get(x).cloned().unwrap_or_else(|| x.detach().zeros_like())).collect()
 }
 
-/// Gradients by leaf.
+/// Gradients by leaf. In the order in which leaves were made: they are dropped so, and a recurring step looks the same
+/// every time, whatever numbers its leaves have.
 #[derive(Default)]
 pub struct Gradients {
     leaves: FxHashMap<u64, Tensor>,

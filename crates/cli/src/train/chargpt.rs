@@ -63,7 +63,12 @@ impl CharGpt {
         if text.len() < least {
             return Err(format!("{path}: {} characters are too few, {least} are needed", text.len()).into());
         }
-        if args.width == 0 || args.width % HEADS != 0 || args.context == 0 || args.batch == 0 || args.layers == 0 {
+        if args.width == 0
+            || !args.width.is_multiple_of(HEADS)
+            || args.context == 0
+            || args.batch == 0
+            || args.layers == 0
+        {
             return Err(format!("the width is a multiple of {HEADS}, and no size is 0").into());
         }
         let train = text.len() - text.len() / TEST;

@@ -130,7 +130,11 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         let cut = if count > 1 { format!(", {count} shards") } else { String::new() };
         let parameters = workers[0].model.parameter_count();
         let ranks = group.as_ref().map(|g| format!(" in {} ranks", g.ranks())).unwrap_or_default();
-        println!("training {parameters} parameters on {}{ranks}{cut}: {}", names.join(" and "), recipe.about());
+        println!(
+            "training {parameters} parameters on {}{ranks}{cut}: {}",
+            names.join(" and "),
+            recipe.about()
+        );
     }
     let start = Instant::now();
     let mut report = Report::new(args.json, first, steps);
@@ -229,16 +233,19 @@ fn restore<M: Module>(
     for worker in workers {
         let device = worker.device.clone();
         let mut failed = None;
-        worker.model.visit_mut("", &mut |path, parameter| {
-            match newest.tensor(&format!("model.{path}"), parameter.meta(), &device) {
-                Ok(tensor) => *parameter = tensor.requires_grad(),
-                Err(e) => drop(failed.get_or_insert(e)),
-            }
+        worker.model.visit_mut("", &mut |path, parameter| match newest.tensor(
+            &format!("model.{path}"),
+            parameter.meta(),
+            &device,
+        ) {
+            Ok(tensor) => *parameter = tensor.requires_grad(),
+            Err(e) => drop(failed.get_or_insert(e)),
         });
         if let Some(e) = failed {
             return Err(e.into());
         }
-        let saved = newest.tensors.iter().filter_map(|(name, data)| Some((name.strip_prefix("optimizer.")?, data)));
+        let saved =
+            newest.tensors.iter().filter_map(|(name, data)| Some((name.strip_prefix("optimizer.")?, data)));
         let saved = saved.map(|(name, data)| (name.to_string(), Tensor::from_data(data.clone(), &device)));
         worker.optimizer.restore(newest.step, saved.collect());
     }
@@ -318,7 +325,8 @@ fn gradients<R: Recipe>(
     let loss = recipe.loss(&worker.model, step, &[step, shard as u64], samples, &worker.device);
     let loss = loss * (samples.len() as f64 / all as f64);
     let gradients = loss.backward();
-    let of = |p: &Tensor| gradients.get(p).cloned().unwrap_or_else(|| Tensor::zeros(p.shape(), &worker.device));
+    let of =
+        |p: &Tensor| gradients.get(p).cloned().unwrap_or_else(|| Tensor::zeros(p.shape(), &worker.device));
     parameters.iter().map(|(_, p)| of(p)).chain([loss.detach().reshape([1])]).collect()
 }
 

@@ -167,6 +167,8 @@ pub struct Core {
     failures: Vec<Error>,
     answers: Vec<Answer>,
     ping: bool,
+    /// What was received is to be acknowledged before anything else is sent.
+    settle: bool,
     failed: Option<Error>,
     events: Vec<String>,
     stats: Stats,
@@ -207,6 +209,7 @@ impl Core {
             failures: Vec::new(),
             answers: Vec::new(),
             ping: false,
+            settle: false,
             failed: None,
             events: Vec::new(),
             stats: Stats::default(),
@@ -334,6 +337,8 @@ impl Core {
     /// Asks about the device.
     pub fn query(&mut self, query: Query, promise: Promise<Vec<u8>>) {
         if let Some(request) = self.ask(Request::Query(promise)) {
+            // What the server holds for this side counts as memory until it is acknowledged.
+            self.settle = true;
             let entry = Entry::Query { request, query };
             self.transmit(&entry);
             self.journal.push(entry);
@@ -776,6 +781,7 @@ impl Core {
             return;
         }
         let ping = std::mem::take(&mut self.ping).then_some(Message::Ping(self.stats.replies));
+        let soon = std::mem::take(&mut self.settle) || soon;
         for message in ping.into_iter().chain(self.link.acknowledge(soon)) {
             let (kind, body) = message.encode();
             to.extend(control(kind, &body.fields));

@@ -346,6 +346,8 @@ enum End {
     Broken(String),
     /// The session is not there any more: a new one is opened.
     Forgotten,
+    /// The server asks to go elsewhere.
+    Leaving,
     /// No other attempt would do better.
     Final(Error),
 }
@@ -370,10 +372,17 @@ async fn drive(shared: Arc<Shared>) {
                 elsewhere = true;
                 continue;
             }
+            _ if shared.is_closed() || shared.lock().failure().is_some() => {
+                // The server's last word was that it is over: whoever waits is told.
+                shared.settle();
+                shared.room.notify_all();
+                return;
+            }
+            End::Leaving => {
+                at = (at + 1) % shared.addresses.len();
+                elsewhere = true;
+            }
             End::Broken(reason) => {
-                if shared.is_closed() || shared.lock().failure().is_some() {
-                    return;
-                }
                 let since = *lost.get_or_insert_with(Instant::now);
                 // Nobody waits for a server that was never there.
                 let patience =
@@ -433,7 +442,7 @@ async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcome
             let (peer, reason) = (address.to_string(), refusal.to_string());
             return End::Final(Error::Refused { peer, reason });
         }
-        Step::Leave => return End::Broken("the server is shutting down".into()),
+        Step::Leave => return End::Leaving,
         Step::Going | Step::Opened(_) => {}
     }
     *welcomed = true;
@@ -477,7 +486,9 @@ async fn receive(
             };
             match step {
                 Ok(Step::Going) => {}
-                Ok(Step::Leave) => return End::Broken("the server is shutting down".into()),
+                // With nowhere else to go, it stays for its answers.
+                Ok(Step::Leave) if shared.addresses.len() == 1 && shared.lock().failure().is_none() => {}
+                Ok(Step::Leave) => return End::Leaving,
                 Ok(_) => return End::Broken("the server greets twice".into()),
                 Err(e) => return End::Broken(e.to_string()),
             }

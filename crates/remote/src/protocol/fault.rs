@@ -61,6 +61,7 @@ pub fn encode(error: &Error, w: &mut Writer) {
             w.int(11);
             encode_op(error, w);
         }
+        Error::Peer { message } => code(w, 0, message),
         other => code(w, 0, &other.to_string()),
     }
 }

@@ -214,7 +214,8 @@ impl Registry {
         let table =
             Table::decode(&mut Reader::new(&hello.table)).map_err(|e| Refusal::Other(e.to_string()))?;
         let mut clients = self.clients();
-        if clients.len() >= self.config.most_sessions {
+        // One that has said goodbye is on its way out.
+        if clients.values().filter(|c| !c.is_over()).count() >= self.config.most_sessions {
             return Err(Refusal::Full(self.config.most_sessions as u64));
         }
         let driver = (self.config.devices)(device).ok_or_else(|| Refusal::Device(device.into()))?;

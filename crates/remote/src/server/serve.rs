@@ -9,10 +9,11 @@ use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder};
 use crate::protocol::message::{Message, kind};
 use crate::transport::{self, Gather, Rewound, Stream};
+use rustc_hash::FxHashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpListener;
@@ -24,8 +25,16 @@ const HELLO: Duration = Duration::from_secs(5);
 const MOST_HELLO: usize = 256 << 10;
 /// How long an acknowledgement may wait for company.
 const ACK_DELAY: Duration = Duration::from_millis(5);
+/// How long a server that drains must have had nothing to do before it goes.
+const QUIET: Duration = Duration::from_millis(200);
 /// How long a client with a wrong token waits for the answer.
 const WRONG_TOKEN: Duration = Duration::from_millis(200);
+/// Wrong tokens within [`FORGIVEN`] that make a host suspect: it is heard once in [`WRONG_TOKEN`] from then on.
+const SUSPECT: u32 = 10;
+/// After how long without a wrong token a host is trusted again.
+const FORGIVEN: Duration = Duration::from_secs(10);
+/// Hosts whose wrong tokens are counted.
+const MOST_SUSPECTS: usize = 1024;
 /// Connections that may be between their first byte and their welcome.
 const MOST_STRANGERS: usize = 512;
 
@@ -49,6 +58,10 @@ pub struct Server {
     strangers: tokio::sync::Semaphore,
     pub(super) fetching: tokio::sync::Semaphore,
     pub(super) giving: tokio::sync::Semaphore,
+    /// Wrong tokens by host, and when the last one came.
+    suspects: Mutex<FxHashMap<String, (u32, Instant)>>,
+    /// Suspects are heard one after another.
+    hearing: tokio::sync::Mutex<()>,
 }
 
 /// What a server tells about itself while it runs.
@@ -119,6 +132,8 @@ impl Server {
             strangers: tokio::sync::Semaphore::new(MOST_STRANGERS),
             fetching: tokio::sync::Semaphore::new(MOST_FETCHES),
             giving: tokio::sync::Semaphore::new(MOST_GIVEN),
+            suspects: Mutex::default(),
+            hearing: tokio::sync::Mutex::new(()),
         })
     }
 
@@ -173,11 +188,15 @@ impl Server {
         self.registry.drain();
         (self.log)(Event::Draining { sessions: self.registry.list().len() });
         let end = Instant::now() + grace;
+        let mut since = Instant::now();
         while Instant::now() < end {
             let clients = self.registry.list();
             clients.iter().for_each(|c| c.news.notify_one());
             let idle = |c: &Arc<Client>| c.session().load().0 == 0 && c.session().is_sent();
-            if self.schedule.busy() == 0 && clients.iter().all(idle) {
+            // What clients had sent may still be on its way.
+            if self.schedule.busy() > 0 || !clients.iter().all(idle) {
+                since = Instant::now();
+            } else if clients.is_empty() || since.elapsed() > QUIET {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -308,10 +327,16 @@ impl Server {
         peer: &str,
         trusted: bool,
     ) -> io::Result<()> {
+        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
+        if !trusted && self.is_suspect(host) {
+            let _turn = self.hearing.lock().await;
+            tokio::time::sleep(WRONG_TOKEN).await;
+        }
         let (welcome, admitted) = match self.registry.hello(payload, trusted, self.now()) {
             Ok(admitted) => admitted,
             Err(refusal) => {
                 if refusal == crate::protocol::Refusal::Token {
+                    self.suspect(host);
                     tokio::time::sleep(WRONG_TOKEN).await;
                 }
                 let _ = stream.write_all(&control(kind::REFUSED, &refusal.encode())).await;
@@ -351,6 +376,22 @@ impl Server {
         }
         self.registry.lost(&client, epoch, self.now());
         Ok(())
+    }
+
+    /// Whether many wrong tokens came from a host lately.
+    fn is_suspect(&self, host: &str) -> bool {
+        let suspects = self.suspects.lock().unwrap_or_else(|e| e.into_inner());
+        suspects.get(host).is_some_and(|(count, last)| *count >= SUSPECT && last.elapsed() < FORGIVEN)
+    }
+
+    /// Notes a wrong token.
+    fn suspect(&self, host: &str) {
+        let mut suspects = self.suspects.lock().unwrap_or_else(|e| e.into_inner());
+        suspects.retain(|_, (_, last)| last.elapsed() < FORGIVEN);
+        if suspects.len() < MOST_SUSPECTS {
+            let entry = suspects.entry(host.into()).or_insert((0, Instant::now()));
+            *entry = (entry.0.saturating_add(1), Instant::now());
+        }
     }
 
     async fn receive(

@@ -10,7 +10,7 @@ use crate::protocol::link::{Counts, Lane, Link, Out};
 use crate::protocol::message::{self, Capability, Message, Query, kind};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Frame, ProtocolError};
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
+use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Urgency};
 use kiln_ir::wire::Table;
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
@@ -522,25 +522,31 @@ impl Executor {
 
     /// Verifies a batch and gives it to the device. An operation that cannot be applied fails with what depends on it,
     /// and the device does not see them.
-    fn batch(&mut self, mut batch: Batch, replies: &mut Vec<Reply>) -> Result<(), ProtocolError> {
-        let mut items = std::mem::take(&mut batch.items);
-        let mut broken = Ok(());
-        items.retain(|item| match broken {
-            Ok(()) => self.admit(item, replies).unwrap_or_else(|error| {
-                broken = Err(error);
-                false
-            }),
-            Err(_) => false,
-        });
-        broken?;
-        self.operations += items.len() as u64;
-        batch.items = items;
-        self.device.submit(batch);
+    fn batch(&mut self, batch: Batch, replies: &mut Vec<Reply>) -> Result<(), ProtocolError> {
+        let Batch { items, place, .. } = batch;
+        let mut due = Vec::with_capacity(items.len());
+        for item in items {
+            if self.admit(&item, &mut due, place, replies)? {
+                due.push(item);
+            }
+        }
+        self.submit(due, place);
         Ok(())
     }
 
-    /// Whether the device is to see this item.
-    fn admit(&mut self, item: &Item, replies: &mut Vec<Reply>) -> Result<bool, ProtocolError> {
+    fn submit(&mut self, items: Vec<Item>, place: Place) {
+        self.operations += items.len() as u64;
+        self.device.submit(Batch { items, origins: Vec::new(), place, urgency: Urgency::Now });
+    }
+
+    /// Whether the device is to see this item after those that are `due`.
+    fn admit(
+        &mut self,
+        item: &Item,
+        due: &mut Vec<Item>,
+        place: Place,
+        replies: &mut Vec<Reply>,
+    ) -> Result<bool, ProtocolError> {
         let node = match item {
             Item::Free(id) => return self.free(*id),
             Item::Run(node) => node,
@@ -570,7 +576,13 @@ impl Executor {
             Err(cause) => {
                 let value =
                     *node.outs.first().ok_or(ProtocolError::Misuse("an operation without results"))?;
-                let error = self.fault(node.op.name(), value, cause.into(), replies);
+                // An operand that has failed on the device says more than its shape does.
+                self.submit(std::mem::take(due), place);
+                let failed = node.ins.iter().find_map(|id| self.device.read(*id).wait().err());
+                let error = match failed {
+                    Some(error) => Arc::new(error),
+                    None => self.fault(node.op.name(), value, cause.into(), replies),
+                };
                 node.outs.iter().try_for_each(|id| self.define(*id, Err(error.clone())))?;
                 Ok(false)
             }
@@ -643,8 +655,11 @@ impl Executor {
     pub fn show(&self, exposes: Vec<Expose>) -> (Vec<Shown>, Vec<Expose>) {
         let (there, later): (Vec<_>, Vec<_>) =
             exposes.into_iter().partition(|expose| self.values.contains_key(&expose.id));
-        let show = |Expose { id, capability, fetches, patience }| {
-            Shown { capability, fetches, patience, value: self.read(id) }
+        let show = |Expose { id, capability, fetches, patience }| Shown {
+            capability,
+            fetches,
+            patience,
+            value: self.read(id),
         };
         (there.into_iter().map(show).collect(), later)
     }
