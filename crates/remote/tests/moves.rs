@@ -217,15 +217,13 @@ fn an_unreachable_source_is_gone_around_with_a_warning() {
     for (url, reason) in [("kiln://127.0.0.1:1", "refused"), ("kiln://192.0.2.7:7717", "--allow-peer")] {
         let a = Running::start(Moves::new(url, Vec::new()));
         let (from, to) = (a.open(), b.open());
-        let mut next = 0;
-        for extent in [1, 5 << 20] {
+        for (next, extent) in [(0, 1), (1, 5 << 20)] {
             let meta = Meta::new(DType::U8, [extent]);
             let data = value(meta, extent as u64);
             from.write(Id(next), data.clone(), Place::Reuse);
             fetch(&to, next, meta, &from, next);
             from.submit(Batch { items: vec![Item::Free(Id(next))], ..Batch::default() });
             same(&to, next, &data);
-            next += 1;
         }
         let events = to.events();
         let told = |e: &String| e.contains("warning") && e.contains(reason);
