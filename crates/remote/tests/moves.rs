@@ -12,9 +12,9 @@ use kiln_remote::server::session::Quota;
 use kiln_remote::server::{Listen, Server};
 use kiln_remote::{Address, Remote};
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
 
 /// A server in this process; dropping it is like killing it.
@@ -217,20 +217,57 @@ fn an_unreachable_source_is_gone_around_with_a_warning() {
     for (url, reason) in [("kiln://127.0.0.1:1", "refused"), ("kiln://192.0.2.7:7717", "--allow-peer")] {
         let a = Running::start(Moves::new(url, Vec::new()));
         let (from, to) = (a.open(), b.open());
-        let mut next = 0;
-        for extent in [1, 5 << 20] {
+        for (next, extent) in [(0, 1), (1, 5 << 20)] {
             let meta = Meta::new(DType::U8, [extent]);
             let data = value(meta, extent as u64);
             from.write(Id(next), data.clone(), Place::Reuse);
             fetch(&to, next, meta, &from, next);
             from.submit(Batch { items: vec![Item::Free(Id(next))], ..Batch::default() });
             same(&to, next, &data);
-            next += 1;
         }
         let events = to.events();
         let told = |e: &String| e.contains("warning") && e.contains(reason);
         assert!(events.len() == 2 && events.iter().all(told), "{events:?}");
     }
+}
+
+/// Passes connections on to `to()`, and cuts each after so many bytes towards the one who connects. Counts them.
+fn cutter(to: impl Fn() -> SocketAddr + Send + 'static, after: u64, count: Arc<AtomicUsize>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            count.fetch_add(1, Ordering::SeqCst);
+            let far = TcpStream::connect(to()).unwrap();
+            let (mut up, mut down) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut up, &mut &far));
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut (&mut down).take(after), &mut &near);
+                let _ = (near.shutdown(Shutdown::Both), down.shutdown(Shutdown::Both));
+            });
+        }
+    });
+    at
+}
+
+#[test]
+fn a_broken_fetch_goes_on_where_it_was() {
+    let (there, count) = (Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(0)));
+    let known = there.clone();
+    let proxy = cutter(move || *known.wait(), 700_000, count.clone());
+    let a = Running::start(Moves::new(format!("kiln://{proxy}"), Vec::new()));
+    there.set(a.at).unwrap();
+    let b = Running::start(Moves::default());
+    let (from, to) = (a.open(), b.open());
+    let meta = Meta::new(DType::U8, [5 << 20]);
+    let data = value(meta, 9);
+    from.write(Id(1), data.clone(), Place::Reuse);
+    fetch(&to, 2, meta, &from, 1);
+    same(&to, 2, &data);
+    assert!(to.events().is_empty(), "it did not have to go through the client");
+    // Two whole pieces a connection: what came is not fetched again, and all of it was one fetch.
+    assert_eq!(count.load(Ordering::SeqCst), 10);
+    until("the end of the exposure", || a.exposed() == 0);
 }
 
 #[test]

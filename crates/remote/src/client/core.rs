@@ -4,11 +4,13 @@
 //! connection is resumed: the link sends again what was not acknowledged. A lost server is replaced: a new session
 //! gets the journal from its last snapshot on. There is no third way.
 
+mod moves;
+
 use super::journal::{Entry, Held, Journal};
 use super::moves::{Errand, Move, Reach};
 use super::pool;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
-use crate::protocol::message::{self, Capability, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
+use crate::protocol::message::{self, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use crate::protocol::{Frame, ProtocolError, VERSIONS, frame};
 use kiln_device::{Batch, Data, DeviceInfo, Error, Origin, Place, Promise};
@@ -266,56 +268,6 @@ impl Core {
         self.bound();
     }
 
-    /// A value that is fetched from another server.
-    pub fn fetch(&mut self, moved: Arc<Move>) {
-        if self.failed.is_some() {
-            self.settled.push(moved);
-            return;
-        }
-        self.journal.define(moved.id, moved.place);
-        let entry = Entry::Fetched(moved);
-        self.transmit(&entry);
-        self.journal.push(entry);
-        self.bound();
-    }
-
-    /// Lets servers fetch a value so many times. It is not repeated on another server: whoever still needs the value
-    /// exposes it again.
-    pub fn expose(&mut self, id: Id, capability: Capability, fetches: u64, milliseconds: u64) {
-        if self.failed.is_none() && self.session.is_some() {
-            // Ahead of the stream: what waits there may wait for this very value, by way of another server.
-            let (kind, body) = Message::Expose { id, capability, fetches, milliseconds }.encode();
-            self.link.send(Lane::Urgent, kind, body);
-        }
-    }
-
-    /// Asks for what was exposed.
-    pub fn recall(&mut self, capability: Capability, promise: Promise<Data>) {
-        if let Some(request) = self.ask(Request::Recall(promise, None)) {
-            let (kind, body) = Message::Recall { request, capability }.encode();
-            self.link.send(Lane::Urgent, kind, body);
-        }
-    }
-
-    /// Gives the bytes of a transfer that was lost on its direct way, or says that there are none.
-    pub fn supply(&mut self, transfer: u64, answer: Result<Data, Error>) {
-        // Another session may have begun meanwhile.
-        let Some((_, moved)) = self.fetching.get(&transfer) else { return };
-        match answer {
-            Ok(data) if data.meta == moved.meta => {
-                let compress = self.session.as_ref().is_some_and(|s| s.compress);
-                for (kind, body) in message::pieces(transfer, &data.bytes, compress) {
-                    self.link.send(Lane::Urgent, message::supply(kind), body);
-                }
-            }
-            answer => {
-                let error = answer.err().unwrap_or(Error::UnknownValue(moved.id));
-                let (kind, body) = Message::Withdraw { transfer, error }.encode();
-                self.link.send(Lane::Urgent, kind, body);
-            }
-        }
-    }
-
     /// Asks for a value.
     pub fn read(&mut self, id: Id, promise: Promise<Data>) {
         if let Some(request) = self.ask(Request::Read(promise, None)) {
@@ -514,16 +466,7 @@ impl Core {
             Message::Pong(_) => {}
             Message::Drain => return Ok(Step::Leave),
             Message::Value { request, meta } => self.value(request, meta)?,
-            Message::Lost { transfer, reason } => {
-                if let Some((_, moved)) = self.fetching.get(&transfer) {
-                    let (moved, from) = (moved.clone(), moved.source.reach().url);
-                    self.event(format!(
-                        "warning: {} goes through the client, not straight from {from}: {reason}",
-                        moved.id
-                    ));
-                    self.errands.push(Errand::Pass(transfer, moved));
-                }
-            }
+            Message::Lost { transfer, reason } => self.lost(transfer, reason),
             Message::Piece { of, bytes } => self.piece(of, bytes)?,
             Message::Done { request } => match self.requests.remove(&request) {
                 Some(Request::Sync(promise)) => {
@@ -835,25 +778,6 @@ impl Core {
     /// Answers to hand over.
     pub fn answers(&mut self) -> Vec<Answer> {
         std::mem::take(&mut self.answers)
-    }
-
-    /// What is to be done for it, outside of any lock.
-    pub fn errands(&mut self) -> Vec<Errand> {
-        std::mem::take(&mut self.errands)
-    }
-
-    /// Moves that need not be done again, to be dropped outside of any lock.
-    pub fn settled(&mut self) -> Vec<Arc<Move>> {
-        let mut settled = std::mem::take(&mut self.settled);
-        settled.append(&mut self.journal.settled());
-        settled
-    }
-
-    /// How other servers reach the session's, as far as it has said, and which start of it this is.
-    pub fn reach(&self) -> Reach {
-        self.session
-            .as_ref()
-            .map_or_else(Reach::default, |s| Reach { url: s.advertise.clone(), incarnation: s.incarnation })
     }
 
     /// Operations that failed since this was last asked.

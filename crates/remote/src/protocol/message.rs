@@ -289,10 +289,14 @@ impl Message<'_> {
                 kind::EXPOSE
             }
             Message::Fetch { transfer, id, meta, place, incarnation, url, capability } => {
-                ints(&mut w, 0, &[*transfer, id.0, *place as u64, *incarnation]);
+                ints(&mut w, 0, &[*transfer, id.0, *place as u64]);
                 w.meta(meta);
                 w.text(url);
                 w.bytes.extend_from_slice(capability);
+                // What was added later is left out where it says nothing, so that older bytes stay as they are.
+                if *incarnation != 0 {
+                    w.int(*incarnation);
+                }
                 kind::FETCH
             }
             Message::Recall { request, capability } => {
@@ -384,8 +388,9 @@ impl Message<'_> {
             }
             kind::FETCH => {
                 let (transfer, id, place) = (r.int()?, Id(r.int()?), place(&mut r)?);
-                let (incarnation, meta, url) = (r.int()?, meta(&mut r)?, text(&mut r)?);
-                Message::Fetch { transfer, id, place, meta, incarnation, url, capability: array(&mut r)? }
+                let (meta, url, capability) = (meta(&mut r)?, text(&mut r)?, array(&mut r)?);
+                let incarnation = if r.is_empty() { 0 } else { r.int()? };
+                Message::Fetch { transfer, id, place, meta, incarnation, url, capability }
             }
             kind::RECALL => Message::Recall { request: r.int()?, capability: array(&mut r)? },
             kind::WITHDRAW => Message::Withdraw { transfer: r.int()?, error: fault::decode(&mut r)? },
@@ -518,8 +523,12 @@ impl Hello {
                 ints(&mut w, 0, &[1, *session, *epoch, *received]);
                 w.bytes.extend_from_slice(secret);
             }
+            Purpose::Fetch { capability, transfer, from: 0 } => {
+                ints(&mut w, 0, &[2, *transfer]);
+                w.bytes.extend_from_slice(capability);
+            }
             Purpose::Fetch { capability, transfer, from } => {
-                ints(&mut w, 0, &[2, *transfer, *from]);
+                ints(&mut w, 0, &[4, *transfer, *from]);
                 w.bytes.extend_from_slice(capability);
             }
             Purpose::Watch => w.int(3),
@@ -545,7 +554,8 @@ impl Hello {
                 let (session, epoch, received) = (r.int()?, r.int()?, r.int()?);
                 Purpose::Resume { session, epoch, received, secret: array(&mut r)? }
             }
-            2 => Purpose::Fetch { transfer: r.int()?, from: r.int()?, capability: array(&mut r)? },
+            2 => Purpose::Fetch { transfer: r.int()?, from: 0, capability: array(&mut r)? },
+            4 => Purpose::Fetch { transfer: r.int()?, from: r.int()?, capability: array(&mut r)? },
             3 => Purpose::Watch,
             _ => return Err(WireError::Malformed { what: "purpose" }.into()),
         };
@@ -572,7 +582,9 @@ impl Welcome {
         w.bytes.push(self.compress as u8);
         info(&self.info, &mut w);
         w.blob(&self.table);
-        w.text(&self.advertise);
+        if !self.advertise.is_empty() {
+            w.text(&self.advertise);
+        }
         w.bytes
     }
 
@@ -583,7 +595,8 @@ impl Welcome {
         let secret = array(&mut r)?;
         let resumed = r.int()?.checked_sub(1);
         let (lease, heartbeat, compress) = (r.int()?, r.int()?, flag(&mut r)?);
-        let (info, table, advertise) = (read_info(&mut r)?, r.blob()?.to_vec(), r.text()?);
+        let (info, table) = (read_info(&mut r)?, r.blob()?.to_vec());
+        let advertise = if r.is_empty() { String::new() } else { r.text()? };
         Ok(Welcome {
             version,
             session,
@@ -689,4 +702,42 @@ pub fn decode_memory(content: &[u8]) -> Result<Memory, ProtocolError> {
         system_allocs: size()? as u64,
         limit: size()?.checked_sub(1),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_added_later_reads_back_and_is_absent_where_it_says_nothing() {
+        let meta = Meta::new(DType::F32, [2, 3]);
+        let sizes = [0, 77].map(|incarnation| {
+            let (transfer, id, place, url, capability) = (1, Id(2), Place::Reuse, "kiln://a", [7; 32]);
+            let fetch = Message::Fetch { transfer, id, meta, place, incarnation, url, capability };
+            let (kind, body) = fetch.encode();
+            let mut room = Vec::new();
+            assert_eq!(Message::decode(kind, &body.fields, &mut room), Ok(fetch));
+            body.fields.len()
+        });
+        assert_eq!(sizes[1], sizes[0] + 1);
+        let sizes = [0, 100].map(|from| {
+            let purpose = Purpose::Fetch { capability: [7; 32], transfer: 5, from };
+            let (token, program, table) = (Vec::new(), String::new(), Vec::new());
+            let hello = Hello { versions: (1, 1), token, purpose, compress: false, program, table };
+            let bytes = hello.encode();
+            assert_eq!(Hello::decode(&bytes), Ok(hello));
+            bytes.len()
+        });
+        assert_eq!(sizes[1], sizes[0] + 1);
+        let urgent = [
+            Message::Recall { request: 3, capability: [9; 32] },
+            Message::Withdraw { transfer: 4, error: Error::Stopped },
+        ];
+        for message in urgent {
+            let (kind, body) = message.encode();
+            assert_eq!(lane(kind), Lane::Urgent);
+            let mut room = Vec::new();
+            assert_eq!(Message::decode(kind, &body.fields, &mut room), Ok(message));
+        }
+    }
 }
