@@ -3,6 +3,8 @@
 //! `cargo bench -p kiln-group --features mpi` starts 2 and then 4 processes of each, or as many
 //! as follow `--`. `KILN_GLOO` is a Python with
 //! torch; without it that column is empty. Figures are medians of microseconds, and bus bandwidth 2 (n - 1) / n S / t.
+//! Each is measured as usual, with the same buffers again and again, and with buffers that each rank has just filled,
+//! as a backward does: then every line has to come from another core.
 #![allow(missing_docs)]
 
 use kiln_group::{Call, Config, Group, Identity, Op, Reduce, Rendezvous};
@@ -32,72 +34,99 @@ fn rounds(bytes: usize) -> usize {
     }
 }
 
+/// What happens before each round, outside the time.
+#[derive(Clone, Copy, PartialEq)]
+enum Before {
+    Nothing,
+    /// The buffer is written and all ranks meet.
+    Fill,
+}
+
 /// The median time of one round, in microseconds; a fifth more rounds come before.
-fn median(bytes: usize, mut round: impl FnMut()) -> f64 {
+fn median<S>(bytes: usize, state: &mut S, before: impl Fn(&mut S), round: impl Fn(&mut S)) -> f64 {
     let n = rounds(bytes);
-    for _ in 0..n / 5 + 1 {
-        round();
-    }
-    let mut times: Vec<Duration> = (0..n)
+    let mut times: Vec<Duration> = (0..n + n / 5 + 1)
         .map(|_| {
+            before(state);
             let begun = Instant::now();
-            round();
+            round(state);
             begun.elapsed()
         })
+        .skip(n / 5 + 1)
         .collect();
     times.sort();
     times[n / 2].as_secs_f64() * 1e6
 }
 
-fn report(rank: usize, bytes: usize, micros: f64) {
+fn report(rank: usize, before: Before, bytes: usize, micros: f64) {
     if rank == 0 {
-        println!("TIME {bytes} {micros}");
+        println!("TIME {} {bytes} {micros}", (before == Before::Fill) as u8);
     }
 }
 
 fn shm() {
     let at = Rendezvous::from_env().expect("variables").expect("started as a rank");
     let group = Group::join(&at, Identity::new("bench", "f32", ""), Config::default()).expect("all ranks");
-    for bytes in SIZES {
+    for (before, bytes) in cases() {
         let mut buffer = Some(group.buffer(bytes).expect("memory"));
-        let micros = median(bytes, || {
+        let fill = |buffer: &mut Option<kiln_group::Buffer>| {
+            if before == Before::Fill {
+                buffer.as_mut().expect("a buffer").fill(0);
+                group.barrier().expect("all ranks");
+            }
+        };
+        let micros = median(bytes, &mut buffer, fill, |buffer| {
             let call = Call::new(Op::AllReduce(Reduce::Sum), DType::F32);
-            buffer = Some(group.run(call, buffer.take().expect("a buffer")).expect("a sum"));
+            *buffer = Some(group.run(call, buffer.take().expect("a buffer")).expect("a sum"));
         });
-        report(at.rank, bytes, micros);
+        report(at.rank, before, bytes, micros);
         group.barrier().expect("all ranks");
     }
 }
 
+fn cases() -> impl Iterator<Item = (Before, usize)> {
+    let filled = SIZES.into_iter().filter(|&bytes| bytes > 4);
+    SIZES.into_iter().map(|bytes| (Before::Nothing, bytes)).chain(filled.map(|bytes| (Before::Fill, bytes)))
+}
+
 #[cfg(feature = "mpi")]
 mod openmpi {
-    use super::{SIZES, median, report};
+    use super::{Before, cases, median, report};
     use mpi::collective::SystemOperation;
     use mpi::traits::*;
 
     pub fn run() {
         let universe = mpi::initialize().expect("MPI");
         let world = universe.world();
-        for bytes in SIZES {
-            let (give, mut take) = (vec![0f32; bytes / 4], vec![0f32; bytes / 4]);
-            let micros = median(bytes, || {
+        for (before, bytes) in cases() {
+            // Not zeros: pages that nobody has written are all one page.
+            let mut state = (vec![1f32; bytes / 4], vec![2f32; bytes / 4]);
+            let fill = |state: &mut (Vec<f32>, Vec<f32>)| {
+                if before == Before::Fill {
+                    state.0.fill(0.0);
+                    world.barrier();
+                }
+            };
+            let micros = median(bytes, &mut state, fill, |(give, take)| {
                 if bytes == 0 {
                     world.barrier();
                 } else {
                     world.all_reduce_into(&give[..], &mut take[..], SystemOperation::sum());
                 }
             });
-            report(world.rank() as usize, bytes, micros);
+            report(world.rank() as usize, before, bytes, micros);
         }
     }
 }
 
-type Times = BTreeMap<usize, f64>;
+/// Microseconds by whether buffers were filled before, and bytes.
+type Times = BTreeMap<(u8, usize), f64>;
 
 fn times(text: &str) -> Times {
     let line = |l: &str| {
-        let (bytes, micros) = l.strip_prefix("TIME ")?.split_once(' ')?;
-        Some((bytes.parse().ok()?, micros.parse().ok()?))
+        let mut words = l.strip_prefix("TIME ")?.split(' ');
+        let mut next = || words.next();
+        Some(((next()?.parse().ok()?, next()?.parse().ok()?), next()?.parse().ok()?))
     };
     text.lines().filter_map(line).collect()
 }
@@ -141,7 +170,7 @@ fn gloo(world: usize) -> Times {
 
 fn compare() {
     println!(
-        "{:>5} {:>9} {:>22} {:>22} {:>22}  best of them / ours",
+        "{:>5} {:>15} {:>22} {:>22} {:>22}  best of them / ours",
         "ranks", "bytes", "kiln shm", "OpenMPI", "Gloo"
     );
     let asked: Vec<usize> = std::env::args().filter_map(|a| a.parse().ok()).collect();
@@ -150,14 +179,14 @@ fn compare() {
         let mut best = [Times::new(), Times::new(), Times::new()];
         for _ in 0..3 {
             for (best, side) in best.iter_mut().zip([ours, theirs, gloo]) {
-                for (bytes, micros) in side(world) {
-                    let entry = best.entry(bytes).or_insert(micros);
+                for (case, micros) in side(world) {
+                    let entry = best.entry(case).or_insert(micros);
                     *entry = entry.min(micros);
                 }
             }
         }
-        for bytes in SIZES {
-            let at = |side: usize| best[side].get(&bytes).copied();
+        for (before, bytes) in cases() {
+            let at = |side: usize| best[side].get(&((before == Before::Fill) as u8, bytes)).copied();
             let text = |side: usize| match at(side) {
                 None => "-".to_string(),
                 Some(t) if bytes <= 4 => format!("{t:.2} µs"),
@@ -168,8 +197,9 @@ fn compare() {
             };
             let peer = [at(1), at(2)].into_iter().flatten().fold(f64::INFINITY, f64::min);
             let ratio = at(0).map_or(f64::NAN, |t| peer / t);
-            let name = if bytes == 0 { "barrier".to_string() } else { bytes.to_string() };
-            println!("{world:>5} {name:>9} {:>22} {:>22} {:>22}  {ratio:.2}", text(0), text(1), text(2));
+            let filled = if before == Before::Fill { "filled " } else { "" };
+            let name = if bytes == 0 { "barrier".to_string() } else { format!("{filled}{bytes}") };
+            println!("{world:>5} {name:>15} {:>22} {:>22} {:>22}  {ratio:.2}", text(0), text(1), text(2));
         }
     }
 }

@@ -17,12 +17,15 @@ const TILE: usize = 8192;
 #[derive(Clone, Copy)]
 pub(crate) struct Fold {
     combine: Combine,
+    both: Both,
     finish: Option<Finish>,
     size: usize,
 }
 
 /// `out[i] = a[i] ∘ b[i]` for `n` elements; `out` may be `a` or `b`.
 type Combine = unsafe fn(out: *mut u8, a: *const u8, b: *const u8, n: usize);
+/// `a[i] = b[i] = a[i] ∘ b[i]`.
+type Both = unsafe fn(a: *mut u8, b: *mut u8, n: usize);
 /// `out[i] = a[i] / k`.
 type Finish = unsafe fn(out: *mut u8, a: *const u8, n: usize, k: usize);
 
@@ -30,8 +33,10 @@ impl Fold {
     /// Nothing if the reduction has no meaning for the dtype.
     pub(crate) fn new(reduce: Reduce, dtype: DType) -> Option<Fold> {
         reduce.fits(dtype).ok()?;
+        let (combine, both) = loops(reduce, dtype)?;
         Some(Fold {
-            combine: combine(reduce, dtype)?,
+            combine,
+            both,
             finish: (reduce == Reduce::Mean).then(|| finish(dtype)).flatten(),
             size: dtype.size(),
         })
@@ -63,6 +68,13 @@ impl Fold {
         if let ([leaf], [target], None) = (leaves, targets, self.finish)
             && std::ptr::eq(*leaf, *target)
         {
+            return;
+        }
+        if let ([a, b], [x, y], None) = (leaves, targets, self.finish)
+            && (std::ptr::eq(*a, *x) && std::ptr::eq(*b, *y) || std::ptr::eq(*a, *y) && std::ptr::eq(*b, *x))
+        {
+            // SAFETY: both are leaves and targets.
+            unsafe { (self.both)(a.cast_mut(), b.cast_mut(), n) };
             return;
         }
         let tile = (TILE / self.size).min(n);
@@ -108,14 +120,14 @@ impl Fold {
     }
 }
 
-fn combine(reduce: Reduce, dtype: DType) -> Option<Combine> {
+fn loops(reduce: Reduce, dtype: DType) -> Option<(Combine, Both)> {
     macro_rules! by_op {
         ($t:ty) => {
             match reduce {
-                Reduce::Sum | Reduce::Mean => zip::<$t, Add>(),
-                Reduce::Max => zip::<$t, Max>(),
-                Reduce::Min => zip::<$t, Min>(),
-                Reduce::Prod => zip::<$t, Mul>(),
+                Reduce::Sum | Reduce::Mean => (zip::<$t, Add>(), zip_both::<$t, Add>()),
+                Reduce::Max => (zip::<$t, Max>(), zip_both::<$t, Max>()),
+                Reduce::Min => (zip::<$t, Min>(), zip_both::<$t, Min>()),
+                Reduce::Prod => (zip::<$t, Mul>(), zip_both::<$t, Mul>()),
             }
         };
     }
@@ -308,6 +320,78 @@ fn zip<T: Element, R: Rule>() -> Combine {
     each::<T, R>
 }
 
+/// The loop that writes to both operands.
+fn zip_both<T: Element, R: Rule>() -> Both {
+    #[cfg(target_arch = "x86_64")]
+    {
+        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+        unsafe fn avx512<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
+            // SAFETY: promised by the caller.
+            unsafe { each_both::<T, R>(a, b, n) }
+        }
+        #[target_feature(enable = "avx2")]
+        unsafe fn avx2<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
+            // SAFETY: promised by the caller.
+            unsafe { each_both::<T, R>(a, b, n) }
+        }
+        if is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+        {
+            return avx512::<T, R>;
+        }
+        if is_x86_feature_detected!("avx2") {
+            return avx2::<T, R>;
+        }
+    }
+    each_both::<T, R>
+}
+
+/// Bytes ahead of the loop whose lines are asked for.
+const AHEAD: usize = 1024;
+
+/// Lines are asked for with the right to write: one trip to the other core's cache, where a load and then a store take
+/// two. Measured with two processes, 25 MiB: 1.1 ms, without 4.7 ms, with stores past the cache 3.8 ms.
+///
+/// # Safety
+/// As [`Both`].
+#[inline(always)]
+unsafe fn each_both<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
+    let (a, b) = (a.cast::<T>(), b.cast::<T>());
+    let mut i = 0;
+    while i + LANES <= n {
+        // SAFETY: `LANES` elements from `i` are within both.
+        unsafe {
+            let (p, q) = (a.add(i).cast::<[T; LANES]>(), b.add(i).cast::<[T; LANES]>());
+            own_soon(p.cast::<u8>().wrapping_add(AHEAD), size_of::<[T; LANES]>());
+            own_soon(q.cast::<u8>().wrapping_add(AHEAD), size_of::<[T; LANES]>());
+            let z = T::lanes::<R>(&p.read_unaligned(), &q.read_unaligned());
+            p.write_unaligned(z);
+            q.write_unaligned(z);
+        }
+        i += LANES;
+    }
+    // SAFETY: the elements that remain.
+    unsafe {
+        let (a, b) = (a.add(i).cast::<u8>(), b.add(i).cast::<u8>());
+        each::<T, R>(a, a, b, n - i);
+        std::ptr::copy_nonoverlapping(a, b, (n - i) * size_of::<T>());
+    }
+}
+
+/// Asks for the cache lines from `at`, to be written. They need not exist.
+#[inline(always)]
+fn own_soon(at: *const u8, bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    for line in 0..bytes.div_ceil(64) {
+        let at = at.wrapping_add(64 * line);
+        // SAFETY: a hint: it reads and writes nothing and never faults.
+        unsafe { std::arch::asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags)) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (at, bytes);
+}
+
 /// # Safety
 /// As [`Combine`].
 #[inline(always)]
@@ -365,6 +449,21 @@ mod tests {
             let want = ((x(0) + x(1)) + (x(2) + x(3))) + x(4);
             assert_eq!(out[i].to_bits(), want.to_bits(), "{i}");
             assert_eq!(mean[i].to_bits(), (want / 5.0).to_bits(), "{i}");
+        }
+    }
+
+    #[test]
+    fn two_leaves_in_place_get_the_same_result() {
+        let x: Vec<f32> = (0..5001).map(|i| (i as f32).sin()).collect();
+        let y: Vec<f32> = (0..5001).map(|i| (i as f32).cos() * 1e3).collect();
+        for swap in [false, true] {
+            let (mut a, mut b) = (x.clone(), y.clone());
+            let (p, q) = (a.as_mut_ptr().cast::<u8>(), b.as_mut_ptr().cast::<u8>());
+            let targets = if swap { [q, p] } else { [p, q] };
+            let fold = Fold::new(Reduce::Sum, DType::F32).unwrap();
+            // SAFETY: both have that many elements.
+            unsafe { fold.tree(&[0, 1], &[p.cast_const(), q.cast_const()], &targets, 5001, 2) };
+            assert!((0..5001).all(|i| a[i] == x[i] + y[i] && b[i] == a[i]));
         }
     }
 
