@@ -153,14 +153,13 @@ fn unwrapped(socket: WebSocketStream<Stream>) -> Stream {
         let (mut reader, mut writer) = tokio::io::split(far);
         let inward = async {
             while let Some(Ok(message)) = source.next().await {
-                match message {
-                    Message::Binary(bytes) => {
-                        if writer.write_all(&bytes).await.is_err() {
-                            break;
-                        }
-                    }
-                    Message::Close(_) => break,
-                    _ => {}
+                let gone = match message {
+                    Message::Binary(bytes) => writer.write_all(&bytes).await.is_err(),
+                    Message::Close(_) => true,
+                    _ => false,
+                };
+                if gone {
+                    break;
                 }
             }
         };

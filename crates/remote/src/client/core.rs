@@ -586,7 +586,7 @@ impl Core {
                 held.snapshot, held.entries
             ));
         }
-        for (id, (data, place)) in base {
+        for (&id, (data, place)) in base {
             self.transmit(&Entry::Upload { id, data: data.clone(), place: *place });
         }
         for entry in entries {

@@ -47,7 +47,7 @@ impl Entry {
 struct Taking {
     /// Entries before this one are covered by it.
     cut: u64,
-    values: FxHashMap<Id, (Data, Place)>,
+    values: Values,
     missing: FxHashMap<Id, Place>,
     /// Everything before the cut is known to be executed and answered.
     reached: bool,
@@ -66,10 +66,13 @@ pub struct Held {
     pub snapshots: u64,
 }
 
+/// Values of a snapshot, with where they live.
+type Values = FxHashMap<Id, (Data, Place)>;
+
 /// Snapshot and entries since.
 #[derive(Default)]
 pub struct Journal {
-    base: FxHashMap<Id, (Data, Place)>,
+    base: Values,
     base_bytes: usize,
     entries: VecDeque<Entry>,
     /// The number of the first entry.
@@ -137,12 +140,10 @@ impl Journal {
     }
 
     /// Snapshot values and entries, in the order in which a new server must see them; or why that is impossible.
-    pub fn replay(
-        &self,
-    ) -> Result<(impl Iterator<Item = (Id, &(Data, Place))>, impl Iterator<Item = &Entry>), &str> {
+    pub fn replay(&self) -> Result<(&Values, &VecDeque<Entry>), &str> {
         match &self.lost {
             Some(reason) => Err(reason),
-            None => Ok((self.base.iter().map(|(id, value)| (*id, value)), self.entries.iter())),
+            None => Ok((&self.base, &self.entries)),
         }
     }
 

@@ -394,11 +394,10 @@ async fn drive(shared: Arc<Shared>) {
                     return shared.fail(Error::Disconnected { peer, reason });
                 }
                 // The same server first; when it does not answer, the next.
-                if attempts >= 2 || shared.lock().info().is_none() {
-                    if shared.addresses.len() > 1 {
-                        at = (at + 1) % shared.addresses.len();
-                        elsewhere = true;
-                    }
+                let gone = attempts >= 2 || shared.lock().info().is_none();
+                if gone && shared.addresses.len() > 1 {
+                    at = (at + 1) % shared.addresses.len();
+                    elsewhere = true;
                 }
                 let pause = Duration::from_millis(10 << attempts.min(6));
                 tokio::time::sleep(pause.min(Duration::from_millis(500))).await;
