@@ -17,7 +17,9 @@ use std::time::{Duration, Instant};
 
 type Outcome = Result<String, String>;
 
-const SCENARIOS: &[(&str, fn(&Setup) -> Outcome)] = &[
+type Scenario = (&'static str, fn(&Setup) -> Outcome);
+
+const SCENARIOS: &[Scenario] = &[
     ("train", undisturbed),
     ("cuts", cuts),
     ("kills", kills),
