@@ -37,6 +37,8 @@ pub enum Error {
     Length { bytes: usize, dtype: DType },
     #[error("the buffer has {got} parts, but this rank contributes {want}")]
     Parts { want: usize, got: usize },
+    #[error("the buffer belongs to another group")]
+    Foreign,
     #[error("{shards} shards cannot be shared by {ranks} ranks: each needs one")]
     Shards { shards: usize, ranks: usize },
     #[error("rank {rank} is not in a group of {ranks}")]
@@ -70,6 +72,7 @@ impl Error {
             | Error::Unsupported { .. }
             | Error::Length { .. }
             | Error::Parts { .. }
+            | Error::Foreign
             | Error::Shards { .. }
             | Error::Member { .. } => true,
             Error::RankLost { .. }

@@ -399,6 +399,9 @@ impl Inner {
     ) -> Result<Arc<Ticket>, Error> {
         let Call { op, dtype, tag } = call;
         let (bytes, size) = (buffer.bytes, dtype.size());
+        if !std::ptr::eq(buffer.pool.as_ptr(), Arc::as_ptr(&self.pool)) {
+            return Err(Error::Foreign);
+        }
         if let Some(reduce) = op.reduce() {
             reduce.fits(dtype)?;
             if buffer.parts != self.parts.0 {

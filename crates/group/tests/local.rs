@@ -194,6 +194,9 @@ fn misuse_is_refused_at_the_call() {
     assert_eq!(odd, Some(Error::Length { bytes: 7, dtype: DType::F32 }));
     let root = group.broadcast(1, DType::F32, group.buffer(8).unwrap()).err();
     assert_eq!(root, Some(Error::Member { rank: 1, ranks: 1 }));
+    let other = Group::local(1, config(1)).unwrap().remove(0);
+    let foreign = group.all_reduce(Reduce::Sum, DType::F32, other.buffer(8).unwrap()).err();
+    assert_eq!(foreign, Some(Error::Foreign));
     group.close().unwrap();
     group.close().unwrap();
     assert_eq!(group.barrier(), Err(Error::Closed));
