@@ -10,7 +10,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
-const STEPS: u64 = 12;
+const STEPS: u64 = 24;
 const PATIENCE: Duration = Duration::from_secs(10);
 const BEAT: Duration = Duration::from_millis(300);
 

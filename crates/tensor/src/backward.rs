@@ -10,7 +10,7 @@ use kiln_device::Origin;
 use kiln_ir::{Binary, Op, Scalar, V};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 impl Tensor {
@@ -83,8 +83,8 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
 /// every time, whatever numbers its leaves have.
 #[derive(Default)]
 pub struct Gradients {
-    leaves: FxHashMap<u64, Tensor>,
-    steps: FxHashMap<(Number, u32), Tensor>,
+    leaves: BTreeMap<u64, Tensor>,
+    steps: BTreeMap<(Number, u32), Tensor>,
 }
 
 impl Gradients {
