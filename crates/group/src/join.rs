@@ -88,29 +88,11 @@ fn host(
         |peers: &[Option<Peer>]| -> Vec<usize> { (1..at.world).filter(|&r| peers[r].is_none()).collect() };
     while !missing(&peers).is_empty() {
         let left = until.saturating_duration_since(Instant::now());
-        let mut polled = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry.
-        let ready = unsafe { libc::poll(&mut polled, 1, left.as_millis().min(i32::MAX as u128) as i32) };
-        if ready <= 0 && left.is_zero() {
+        let visitor = next_visitor(&listener, left.min(Duration::from_secs(1 << 20)));
+        if visitor.is_none() && left.is_zero() {
             return Err(Error::Absent { missing: missing(&peers), after: deadline });
         }
-        if ready <= 0 {
-            continue;
-        }
-        // SAFETY: plain call; the descriptor is ours.
-        let fd = unsafe {
-            libc::accept4(
-                listener.as_raw_fd(),
-                std::ptr::null_mut(),
-                std::ptr::null_mut(),
-                libc::SOCK_CLOEXEC,
-            )
-        };
-        if fd < 0 {
-            continue;
-        }
-        // SAFETY: just accepted.
-        let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+        let Some(socket) = visitor else { continue };
         mesh::limit(socket.as_raw_fd(), left.max(Duration::from_millis(1)));
         let (pid, uid) = credentials(&socket)?;
         // SAFETY: plain call.
@@ -134,12 +116,33 @@ fn host(
             for peer in peers.iter().flatten() {
                 write(&peer.socket, &Answer::Refused(error.clone()), &[]).ok();
             }
+            // So do those who are at the door, or come in a moment.
+            while let Some(socket) = next_visitor(&listener, LINGER) {
+                write(&socket, &Answer::Refused(error.clone()), &[]).ok();
+            }
             return Err(error);
         }
         peers[hello.rank] = Some(Peer { process: process(pid)?, socket, pid });
     }
     introduce(&peers)?;
     Ok(peers)
+}
+
+/// How long a rank that refuses waits for others to be told.
+const LINGER: Duration = Duration::from_millis(300);
+
+/// Who knocks within that time.
+fn next_visitor(listener: &OwnedFd, within: Duration) -> Option<OwnedFd> {
+    let mut polled = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+    // SAFETY: one entry.
+    if unsafe { libc::poll(&mut polled, 1, within.as_millis() as i32) } <= 0 {
+        return None;
+    }
+    let (to, length) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: plain call; the descriptor is ours.
+    let fd = unsafe { libc::accept4(listener.as_raw_fd(), to, length, libc::SOCK_CLOEXEC) };
+    // SAFETY: just accepted.
+    (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Gives every two visitors a socket, and watches on each other.

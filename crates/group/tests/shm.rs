@@ -95,6 +95,7 @@ fn scene_digest(at: &Rendezvous, _: &str) -> String {
     assert_eq!(group.engine(), "shm");
     let digest = digest(&group).unwrap();
     group.barrier().unwrap();
+    group.close().unwrap();
     digest.to_string()
 }
 

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 /// What every recipe can be told.
 #[derive(clap::Args)]
+#[group(skip)]
 pub struct Args {
     /// Optimiser steps, counted from the job's start.
     #[arg(long)]

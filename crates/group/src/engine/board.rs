@@ -479,6 +479,11 @@ impl Board {
         self.ring_all();
     }
 
+    /// Whether a rank takes part in no further collective, by its own will.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.desk(rank).left.0.load(Acquire) != 0
+    }
+
     pub(crate) fn leave(&self, after: u64) {
         self.desk(self.rank).left.0.store(after + 1, SeqCst);
         self.ring_all();

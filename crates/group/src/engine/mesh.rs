@@ -205,7 +205,10 @@ fn watch(shared: &Shared, stop: RawFd) {
 
 /// Ends the group of a member if the lost process is in it; names the rank there.
 fn tell(member: &dyn Member, process: usize, error: &Error) {
-    if let (Some(rank), Error::RankLost { cause, .. }) = (member.place(process), error) {
+    if let (Some(rank), Error::RankLost { cause, .. }) = (member.place(process), error)
+        // Who has left before it ended took part in everything that it had to.
+        && !member.board().has_left(rank)
+    {
         member.board().abort(&Error::RankLost { rank, cause: cause.clone() });
     }
 }
