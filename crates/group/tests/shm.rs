@@ -287,13 +287,14 @@ fn a_rank_that_differs_is_refused_with_the_difference() {
     for what in ["version", "model", "dtype", "numerics", "world size", "number of shards"] {
         let mut ranks = start(3, "refuse", |rank| if rank == 2 { what.into() } else { String::new() });
         for answer in ranks.iter_mut().map(Rank::answer).collect::<Vec<_>>() {
-            // A rank that had not come when rank 0 gave up finds nobody.
+            // A rank that had not come when rank 0 gave up finds nobody, or sees it go.
             match serde_json::from_str(&answer).unwrap_or_else(|_| panic!("{what}: {answer}")) {
                 Error::Refused { rank, field, want, got } => {
                     assert_eq!((rank, &*field), (2, what));
                     assert_ne!(want, got);
                 }
                 Error::Absent { missing, .. } => assert_eq!(missing, [0]),
+                Error::RankLost { rank, .. } => assert_eq!(rank, 0),
                 other => panic!("{what}: {other}"),
             }
         }

@@ -455,10 +455,12 @@ impl Board {
 
     /// Ends the group, here and for all.
     pub(crate) fn abort(&self, error: &Error) {
+        // What another rank has found out first is the cause; this may be its effect.
+        let known = self.verdict();
         {
             let mut verdict = self.verdict.lock().unwrap_or_else(|e| e.into_inner());
             if verdict.is_none() {
-                *verdict = Some(error.clone());
+                *verdict = Some(known.unwrap_or_else(|| error.clone()));
             }
         }
         self.ended.store(true, Release);
