@@ -169,8 +169,6 @@ pub struct Core {
     failures: Vec<Error>,
     answers: Vec<Answer>,
     ping: bool,
-    /// The server of this connection is about to stop.
-    leaving: bool,
     /// What was received is to be acknowledged before anything else is sent.
     settle: bool,
     failed: Option<Error>,
@@ -213,7 +211,6 @@ impl Core {
             failures: Vec::new(),
             answers: Vec::new(),
             ping: false,
-            leaving: false,
             settle: false,
             failed: None,
             events: Vec::new(),
@@ -467,7 +464,7 @@ impl Core {
                 self.bound();
             }
             Message::Pong(_) => {}
-            Message::Drain => self.leaving = true,
+            Message::Drain => return Ok(Step::Leave),
             Message::Value { request, meta } => self.value(request, meta)?,
             Message::Lost { transfer, reason } => self.lost(transfer, reason),
             Message::Piece { of, bytes } => self.piece(of, bytes)?,
@@ -497,9 +494,7 @@ impl Core {
             },
             other => return Err(ProtocolError::Kind(other.encode().0)),
         }
-        // Who is asked to leave stays for the answers that are due.
-        let done = self.requests.is_empty() && self.link.queued_frames() == 0;
-        Ok(if self.leaving && done { Step::Leave } else { Step::Going })
+        Ok(Step::Going)
     }
 
     fn welcome(&mut self, welcome: Welcome) -> Result<Step, ProtocolError> {
@@ -754,7 +749,6 @@ impl Core {
     /// The connection is gone.
     pub fn disconnected(&mut self) {
         self.open = false;
-        self.leaving = false;
     }
 
     /// The session is over for good.
