@@ -111,7 +111,7 @@ impl Serving {
                 // A crash leaves everything where it is; the runtime's end closes the sockets.
                 tokio::select! {
                     () = running.run(sockets, workers, draining, Duration::from_secs(5)) => {}
-                    _ = receive => {}
+                    Ok(()) = receive => {}
                 }
             });
         });
