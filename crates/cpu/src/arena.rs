@@ -6,6 +6,7 @@
 //! every buffer is initialised (with zeros or with a former tensor). Called by the CPU device.
 //! Deliberately absent: splitting and merging of blocks, per-thread caches.
 
+use kiln_device::Bytes;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
@@ -79,6 +80,8 @@ pub struct Buffer {
     len: usize,
     place: Place,
     arena: Arc<Arena>,
+    /// Memory of somebody else, which is only read.
+    lent: Option<Bytes>,
 }
 
 impl Arena {
@@ -111,7 +114,17 @@ impl Arena {
                 }
             }
         };
-        Ok(Buffer { block, len: bytes, place, arena: self.clone() })
+        Ok(Buffer { block, len: bytes, place, arena: self.clone(), lent: None })
+    }
+
+    /// Host memory as a buffer that is only read, without a copy; nothing if it is not aligned as buffers are.
+    pub fn lend(self: &Arc<Self>, bytes: Bytes) -> Option<Buffer> {
+        if bytes.is_empty() || !bytes.as_ptr().addr().is_multiple_of(ALIGN) {
+            return None;
+        }
+        self.state().stats.live_buffers += 1;
+        let (block, len) = (Block::empty(), bytes.len());
+        Some(Buffer { block, len, place: Place::Reuse, arena: self.clone(), lent: Some(bytes) })
     }
 
     /// Changes the limit, dropping caches if they are now over it. Live buffers stay.
@@ -176,14 +189,22 @@ impl Buffer {
 
     /// The first byte.
     pub fn as_ptr(&self) -> *const u8 {
-        self.block.ptr.as_ptr()
+        match &self.lent {
+            Some(bytes) => bytes.as_ptr(),
+            None => self.block.ptr.as_ptr(),
+        }
+    }
+
+    /// Whether it is somebody else's memory, which must not be written.
+    pub fn is_lent(&self) -> bool {
+        self.lent.is_some()
     }
 
     /// The first byte, to write through. From a shared reference, since kernels write buffers that a plan also
     /// holds: whoever writes makes sure that nobody else reads or writes those bytes meanwhile, and writes only
     /// initialised bytes.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.block.ptr.as_ptr()
+        self.as_ptr().cast_mut()
     }
 
     /// The bytes.
@@ -194,6 +215,7 @@ impl Buffer {
 
     /// The bytes, to write.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        assert!(!self.is_lent(), "lent memory is only read");
         // SAFETY: as in `as_slice`, and the borrow is exclusive.
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.len) }
     }

@@ -5,12 +5,12 @@ use crate::cpu::Context;
 use crate::host::Arg;
 use crate::slices;
 use crate::tile::{Out, Source, TILE, tiles};
-use crate::view::View;
+use crate::view::{Shared, View};
 use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_ir::math::DivideError;
 use kiln_ir::{Binary, DType, Domain, Meta, Unary};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 /// Runs `$body` with `$T` as the Rust type of a dtype from the named group.
 macro_rules! with_type {
@@ -187,7 +187,7 @@ fn target(cx: &Context<'_>, ins: &[Arg<View>], out: Meta) -> Result<(View, Optio
     for (i, arg) in ins.iter().enumerate() {
         if let Arg::Owned(x) = arg {
             let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
-            if fits && Arc::strong_count(&x.buffer) == 1 && cx.place == kiln_device::Place::Reuse {
+            if fits && Shared::is_sole(&x.buffer) && cx.place == kiln_device::Place::Reuse {
                 return Ok((View { dtype: out.dtype, ..x.clone() }, Some(i)));
             }
         }

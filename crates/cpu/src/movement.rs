@@ -3,10 +3,9 @@
 use crate::cpu::Context;
 use crate::elementwise;
 use crate::host::Arg;
-use crate::view::View;
+use crate::view::{Shared, View};
 use kiln_device::Error;
 use kiln_ir::{Dims, Meta, Move};
-use std::sync::Arc;
 
 pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: Meta) -> Result<View, Error> {
     let x: &View = &ins[0];
@@ -35,7 +34,7 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
         }
         Move::Assign { axis, start, step, .. } => {
             let whole = match &ins[0] {
-                Arg::Owned(x) if x.is_dense() && Arc::strong_count(&x.buffer) == 1 => x.clone(),
+                Arg::Owned(x) if x.is_dense() && Shared::is_sole(&x.buffer) => x.clone(),
                 Arg::Owned(x) | Arg::Shared(x) => elementwise::copy(cx, x)?,
             };
             let axis = *axis as usize;

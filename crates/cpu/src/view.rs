@@ -26,6 +26,13 @@ pub struct View {
 /// A buffer that reads can hold on to.
 pub struct Shared(pub Buffer);
 
+impl Shared {
+    /// Whether this is the only view of it and it may be written.
+    pub fn is_sole(this: &Arc<Shared>) -> bool {
+        Arc::strong_count(this) == 1 && !this.0.is_lent()
+    }
+}
+
 impl Host for Shared {
     fn bytes(&self) -> &[u8] {
         self.0.as_slice()

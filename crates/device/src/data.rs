@@ -8,6 +8,11 @@ use std::sync::Arc;
 pub trait Host: Any + Send + Sync {
     /// All of it.
     fn bytes(&self) -> &[u8];
+
+    /// Whether a device may go on reading it instead of copying it: memory that is meant to be lent for long.
+    fn is_lent(&self) -> bool {
+        false
+    }
 }
 
 impl Host for Vec<u8> {
@@ -43,6 +48,11 @@ impl Bytes {
     pub fn shared(owner: Arc<dyn Host>, start: usize, len: usize) -> Bytes {
         assert!(start.checked_add(len).is_some_and(|end| end <= owner.bytes().len()));
         Bytes { owner, start, len }
+    }
+
+    /// Whether its owner lends it, see [`Host::is_lent`].
+    pub fn is_lent(&self) -> bool {
+        self.owner.is_lent()
     }
 
     /// A part of it.

@@ -129,6 +129,13 @@ impl<T> Pending<T> {
         self.slot.state.lock().unwrap_or_else(|e| e.into_inner()).answer.take()
     }
 
+    /// Has it computed in the background, for those who will not wait here.
+    pub fn start(&self) {
+        if let Some(help) = &self.help {
+            help.start();
+        }
+    }
+
     /// How this answer's device is got going.
     pub(crate) fn helper(&self) -> Option<Arc<dyn Help>> {
         self.help.clone()

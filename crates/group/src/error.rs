@@ -39,6 +39,8 @@ pub enum Error {
     Parts { want: usize, got: usize },
     #[error("the buffer belongs to another group")]
     Foreign,
+    #[error("`{name}` has been started in this group and is not closed")]
+    Claimed { name: String },
     #[error("{shards} shards cannot be shared by {ranks} ranks: each needs one")]
     Shards { shards: usize, ranks: usize },
     #[error("rank {rank} is not in a group of {ranks}")]
@@ -73,6 +75,7 @@ impl Error {
             | Error::Length { .. }
             | Error::Parts { .. }
             | Error::Foreign
+            | Error::Claimed { .. }
             | Error::Shards { .. }
             | Error::Member { .. } => true,
             Error::RankLost { .. }

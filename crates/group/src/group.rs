@@ -2,7 +2,11 @@
 //!
 //! A call gets the next number of its group and is queued. A small one at the head of the queue is laid out for the
 //! peers at once. Everything else is driven in order by whoever waits, or by the group's worker thread, so that
-//! ranks exchange while the caller computes. Groups do not wait for each other.
+//! ranks exchange while the caller computes. Groups do not wait for each other. A call may take its number before its
+//! contribution is there ([`Group::promise`]).
+
+mod promise;
+pub use promise::Promise;
 
 use crate::buffer::{Buffer, Pool};
 use crate::call::{Call, Op, Reduce, Signature};
@@ -13,7 +17,7 @@ use crate::recorder::{Dump, Recorder, State};
 use crate::rendezvous::{Identity, Rendezvous};
 use crate::{Error, Layout};
 use kiln_ir::DType;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::path::PathBuf;
@@ -31,16 +35,21 @@ pub struct Config {
     pub threads: usize,
     /// Where the flight record goes when a group fails.
     pub flight: Option<PathBuf>,
+    /// Bytes a second that collectives may move at most: tries out a slower link than there is.
+    pub rate: Option<u64>,
 }
 
 impl Default for Config {
-    /// 60 s, as many shards as ranks, one thread, and the folder that `KILN_FLIGHT` names.
+    /// 60 s or what `KILN_DEADLINE` says, as many shards as ranks, one thread, the folder that `KILN_FLIGHT` names.
     fn default() -> Config {
+        let seconds = std::env::var("KILN_DEADLINE").ok().and_then(|s| s.trim().parse::<f64>().ok());
+        let deadline = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).filter(|d| !d.is_zero());
         Config {
-            deadline: Duration::from_secs(60),
+            deadline: deadline.unwrap_or(Duration::from_secs(60)),
             shards: None,
             threads: 1,
             flight: std::env::var_os("KILN_FLIGHT").map(PathBuf::from),
+            rate: None,
         }
     }
 }
@@ -61,11 +70,15 @@ struct Inner {
     recorder: Arc<Recorder>,
     pool: Arc<Pool>,
     queue: Mutex<Queue>,
+    /// Rung, with the queue locked, when a promise is kept or all is over.
+    kept: Condvar,
     /// Held by whoever drives the head of the queue.
     driver: Mutex<()>,
     worker: Mutex<Option<Arc<Wake>>>,
     /// How many subgroups of each name were made.
     made: Mutex<HashMap<(String, Vec<usize>), u64>>,
+    /// Names that somebody has claimed.
+    claimed: Arc<Mutex<HashSet<String>>>,
     cores: usize,
 }
 
@@ -87,10 +100,22 @@ struct Ticket {
 }
 
 enum Slot {
+    /// The contribution is yet to come.
+    Promised,
     Open(Buffer),
     Running,
     Ended(Result<Buffer, Error>),
     Taken,
+}
+
+/// What driving once came to.
+enum Turn {
+    /// A call has ended.
+    Ran,
+    /// The oldest call waits for its own contribution.
+    Promised(Arc<Ticket>),
+    /// Nothing is open.
+    Idle,
 }
 
 #[derive(Default)]
@@ -192,9 +217,11 @@ impl Group {
             recorder,
             pool: Arc::default(),
             queue: Mutex::default(),
+            kept: Condvar::new(),
             driver: Mutex::default(),
             worker: Mutex::default(),
             made: Mutex::default(),
+            claimed: Arc::default(),
             cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
         }))
     }
@@ -338,6 +365,14 @@ impl Group {
         self.0.fail(&Error::Aborted { rank: self.0.rank, reason: reason.to_string() });
     }
 
+    /// Takes a name that nobody else has in this group, until the claim is dropped.
+    pub fn claim(&self, name: &str) -> Result<Claim, Error> {
+        if !lock(&self.0.claimed).insert(name.to_string()) {
+            return Err(Error::Claimed { name: name.to_string() });
+        }
+        Ok(Claim { name: name.to_string(), names: self.0.claimed.clone() })
+    }
+
     /// Payload moved and time waited for each rank so far.
     pub fn traffic(&self) -> Traffic {
         self.0.engine.traffic()
@@ -376,6 +411,18 @@ impl Pending {
     }
 }
 
+/// A name taken by [`Group::claim`].
+pub struct Claim {
+    name: String,
+    names: Arc<Mutex<HashSet<String>>>,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        lock(&self.names).remove(&self.name);
+    }
+}
+
 impl Inner {
     fn buffer(&self, bytes: usize, parts: usize) -> Result<Buffer, Error> {
         let stride = bytes.next_multiple_of(64);
@@ -397,42 +444,57 @@ impl Inner {
         line: &'static Location<'static>,
         wake: bool,
     ) -> Result<Arc<Ticket>, Error> {
-        let Call { op, dtype, tag } = call;
-        let (bytes, size) = (buffer.bytes, dtype.size());
+        self.fits(call.op, &buffer)?;
+        let (ticket, head) = self.enter(call, buffer.bytes, Slot::Open(buffer), line)?;
+        if wake && !(head && self.laid(&ticket)) {
+            self.wake();
+        }
+        Ok(ticket)
+    }
+
+    /// Whether the buffer can be this rank's contribution.
+    fn fits(&self, op: Op, buffer: &Buffer) -> Result<(), Error> {
         if !std::ptr::eq(buffer.pool.as_ptr(), Arc::as_ptr(&self.pool)) {
             return Err(Error::Foreign);
         }
+        if op.reduce().is_some() && buffer.parts != self.parts.0 {
+            return Err(Error::Parts { want: self.parts.0, got: buffer.parts });
+        }
+        Ok(())
+    }
+
+    /// Gives a call its number. Tells whether it is the oldest open one.
+    fn enter(
+        &self,
+        call: Call,
+        bytes: usize,
+        slot: Slot,
+        line: &'static Location<'static>,
+    ) -> Result<(Arc<Ticket>, bool), Error> {
+        let Call { op, dtype, tag } = call;
         if let Some(reduce) = op.reduce() {
             reduce.fits(dtype)?;
-            if buffer.parts != self.parts.0 {
-                return Err(Error::Parts { want: self.parts.0, got: buffer.parts });
-            }
         }
         if let Op::Broadcast(root) = op
             && root as usize >= self.layout.ranks()
         {
             return Err(Error::Member { rank: root as usize, ranks: self.layout.ranks() });
         }
-        if !bytes.is_multiple_of(size) {
+        if !bytes.is_multiple_of(dtype.size()) {
             return Err(Error::Length { bytes, dtype });
         }
-        let (ticket, head) = {
-            let mut queue = lock(&self.queue);
-            if let Some(error) = &queue.over {
-                return Err(error.clone());
-            }
-            queue.last += 1;
-            let length = (bytes / size) as u64;
-            let signature = Signature { sequence: queue.last, group: self.id, op, dtype, length, tag };
-            let number = self.recorder.issued(signature, &self.name, line);
-            let ticket = Arc::new(Ticket { signature, number, slot: Mutex::new(Slot::Open(buffer)) });
-            queue.open.push_back(ticket.clone());
-            (ticket, queue.open.len() == 1)
-        };
-        if wake && !(head && self.laid(&ticket)) {
-            self.wake();
+        let mut queue = lock(&self.queue);
+        if let Some(error) = &queue.over {
+            return Err(error.clone());
         }
-        Ok(ticket)
+        queue.last += 1;
+        let length = (bytes / dtype.size()) as u64;
+        let signature = Signature { sequence: queue.last, group: self.id, op, dtype, length, tag };
+        let number = self.recorder.issued(signature, &self.name, line);
+        let ticket = Arc::new(Ticket { signature, number, slot: Mutex::new(slot) });
+        queue.open.push_back(ticket.clone());
+        let head = queue.open.len() == 1;
+        Ok((ticket, head))
     }
 
     /// Whether a small contribution at the head of the queue could be laid out at once.
@@ -443,7 +505,7 @@ impl Inner {
                 self.engine.post(&ticket.signature, buffer);
                 true
             }
-            Slot::Open(_) => false,
+            Slot::Open(_) | Slot::Promised => false,
             Slot::Running | Slot::Ended(_) | Slot::Taken => true,
         }
     }
@@ -453,7 +515,7 @@ impl Inner {
         self.drive(ticket)?;
         match std::mem::replace(&mut *lock(&ticket.slot), Slot::Taken) {
             Slot::Ended(result) => result,
-            Slot::Open(_) | Slot::Running | Slot::Taken => Err(Error::Closed),
+            Slot::Promised | Slot::Open(_) | Slot::Running | Slot::Taken => Err(Error::Closed),
         }
     }
 
@@ -466,25 +528,45 @@ impl Inner {
         let spin = self.layout.ranks() * self.config.threads <= self.cores;
         let _driver = lock(&self.driver);
         while !ended() {
-            if !self.next(spin) {
-                return Err(lock(&self.queue).over.clone().unwrap_or(Error::Closed));
+            match self.next(spin) {
+                Turn::Ran => {}
+                Turn::Promised(ticket) => self.await_promise(&ticket),
+                Turn::Idle => return Err(lock(&self.queue).over.clone().unwrap_or(Error::Closed)),
             }
         }
         Ok(())
     }
 
-    /// Runs the oldest open call; false if there is none. The caller holds the driver.
-    fn next(&self, spin: bool) -> bool {
-        let Some(ticket) = lock(&self.queue).open.front().cloned() else { return false };
-        let Slot::Open(mut buffer) = std::mem::replace(&mut *lock(&ticket.slot), Slot::Running) else {
-            // Failed by an abort meanwhile.
-            lock(&self.queue).open.pop_front();
-            return true;
+    /// Runs the oldest open call, if its contribution is there. The caller holds the driver.
+    fn next(&self, spin: bool) -> Turn {
+        let Some(ticket) = lock(&self.queue).open.front().cloned() else { return Turn::Idle };
+        let mut buffer = {
+            let mut slot = lock(&ticket.slot);
+            match std::mem::replace(&mut *slot, Slot::Running) {
+                Slot::Open(buffer) => buffer,
+                Slot::Promised => {
+                    *slot = Slot::Promised;
+                    drop(slot);
+                    return Turn::Promised(ticket);
+                }
+                // Failed by an abort meanwhile.
+                before @ (Slot::Running | Slot::Ended(_) | Slot::Taken) => {
+                    *slot = before;
+                    drop(slot);
+                    lock(&self.queue).open.pop_front();
+                    return Turn::Ran;
+                }
+            }
         };
         self.recorder.moved(ticket.number, State::Started);
         let deadline = self.config.deadline;
         let wait = Wait { until: Instant::now() + deadline, deadline, spin };
+        let begun = Instant::now();
         let result = self.engine.run(&ticket.signature, &mut buffer, wait);
+        if let Some(rate) = self.config.rate {
+            let least = Duration::from_secs_f64(buffer.bytes as f64 / rate.max(1) as f64);
+            std::thread::sleep(least.saturating_sub(begun.elapsed()));
+        }
         self.recorder.moved(ticket.number, if result.is_ok() { State::Done } else { State::Failed });
         buffer.poison = None;
         let error = match result {
@@ -510,7 +592,7 @@ impl Inner {
         if let Some(error) = error {
             self.fail(&error);
         }
-        true
+        Turn::Ran
     }
 
     /// Ends the group with this error: for the peers, for what is queued, and for later calls.
@@ -526,12 +608,14 @@ impl Inner {
         self.engine.abort(error);
         for ticket in open {
             let mut slot = lock(&ticket.slot);
-            if matches!(*slot, Slot::Open(_)) {
+            if matches!(*slot, Slot::Open(_) | Slot::Promised) {
                 *slot = Slot::Ended(Err(error.clone()));
                 self.recorder.moved(ticket.number, State::Failed);
             }
         }
         self.recorder.failed(error);
+        let _queue = lock(&self.queue);
+        self.kept.notify_all();
     }
 
     /// Sends the worker to drive what is open. It starts with the first errand.
@@ -573,7 +657,7 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
         let Some(inner) = inner.upgrade() else { return };
         let spin = inner.layout.ranks() * (inner.config.threads + 1) <= inner.cores;
         let driver = lock(&inner.driver);
-        while inner.next(spin) {}
+        while matches!(inner.next(spin), Turn::Ran) {}
         drop(driver);
     }
 }

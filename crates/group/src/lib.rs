@@ -29,7 +29,7 @@ pub use call::{Call, Op, Reduce, Signature};
 pub use counter::Counter;
 pub use engine::Traffic;
 pub use error::{Error, Loss};
-pub use group::{Config, Group, Pending};
+pub use group::{Claim, Config, Group, Pending, Promise};
 pub use layout::Layout;
 pub use recorder::{Dump, KEPT, Record, State, write as write_flight};
 pub use rendezvous::{Identity, Launcher, Rendezvous};

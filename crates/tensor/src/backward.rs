@@ -61,7 +61,8 @@ impl Tensor {
         Backward { root: self, seed: None, keep: false, track: false, hook: None, wanted: Vec::new() }
     }
 
-    fn leaf(&self) -> Option<u64> {
+    /// The number of this leaf, which no other leaf of this process has; nothing if it is none.
+    pub fn leaf(&self) -> Option<u64> {
         match &self.link {
             Some(Link::Leaf(leaf)) => Some(leaf.id),
             _ => None,
@@ -108,6 +109,17 @@ impl Gradients {
         }
     }
 
+    /// Adds the gradients of another backward.
+    pub fn add(&mut self, other: Gradients) {
+        for (leaf, gradient) in other.leaves {
+            let sum = match self.leaves.remove(&leaf) {
+                Some(sum) => add(&sum, &gradient),
+                None => gradient,
+            };
+            self.leaves.insert(leaf, sum);
+        }
+    }
+
     /// How many leaves have a gradient.
     pub fn len(&self) -> usize {
         self.leaves.len()
@@ -139,6 +151,11 @@ pub struct LeafGradient<'a> {
 }
 
 impl LeafGradient<'_> {
+    /// The number of the leaf, see [`Tensor::leaf`].
+    pub fn leaf(&self) -> u64 {
+        self.id
+    }
+
     /// Whether it is the gradient of this leaf.
     pub fn is_of(&self, leaf: &Tensor) -> bool {
         leaf.leaf() == Some(self.id)

@@ -22,7 +22,7 @@ mod print;
 mod random;
 mod read;
 
-pub use backward::{Backward, Gradients, grad};
+pub use backward::{Backward, Gradients, LeafGradient, grad};
 pub use checkpoint::{checkpoint, custom_grad};
 pub use device::{Device, DeviceId};
 pub use element::{Element, Number};
@@ -33,5 +33,5 @@ pub use tape::{is_grad_enabled, no_grad};
 pub use tensor::Tensor;
 
 pub use kiln_cpu::pool::{set_threads, threads};
-pub use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Origin, Pending, Usage, scope};
+pub use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Origin, Pending, Usage, scope};
 pub use kiln_ir::{DType, Meta, OpError, Shape, promote};

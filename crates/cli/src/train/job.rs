@@ -4,7 +4,7 @@
 //! the shards' gradients come to does not depend on who computed them, so any number of workers gives the same bits.
 
 use super::report::Report;
-use kiln::dist::{self, Group, Identity, Layout, Rendezvous, all_reduce, all_reduce_ranks};
+use kiln::dist::{self, GradientSync, Group, Identity, Layout, Rendezvous, SyncConfig};
 use kiln::nn::{Checkpoint, Optimizer};
 use kiln::prelude::*;
 use sha2::{Digest, Sha256};
@@ -45,6 +45,9 @@ pub struct Args {
     /// Go on from the newest checkpoint.
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
+    /// Steps between comparisons of all workers' parameters; 0 for none.
+    #[arg(long, default_value_t = 1000)]
+    pub check: u64,
     /// End with the sha256 of the parameters.
     #[arg(long)]
     pub digest: bool,
@@ -93,6 +96,22 @@ struct Worker<M> {
     optimizer: Adam,
 }
 
+/// Brings the gradients of all workers together; one for each of this process.
+fn syncs<M: Module>(
+    workers: &mut [Worker<M>],
+    group: Option<&Group>,
+    shards: usize,
+    config: SyncConfig,
+) -> Result<Vec<GradientSync>, dist::Error> {
+    match group {
+        Some(group) => Ok(vec![GradientSync::start(group, &mut workers[0].model, config)?]),
+        None => {
+            let mut models: Vec<&mut dyn Module> = workers.iter_mut().map(|w| &mut w.model as _).collect();
+            GradientSync::over(&mut models, shards, config)
+        }
+    }
+}
+
 pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(threads) = args.threads {
         kiln::set_threads(threads);
@@ -124,6 +143,8 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         None => 0,
     };
     let group = place.map(|place| join(&place, &workers[0], count)).transpose()?;
+    let config = SyncConfig { check: Some(args.check).filter(|&n| n > 0), ..Default::default() };
+    let syncs = syncs(&mut workers, group.as_ref(), count, config)?;
     // One rank speaks and writes for all.
     let speaks = group.as_ref().is_none_or(|group| group.rank() == 0);
     if speaks && !args.json {
@@ -140,7 +161,7 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
     let start = Instant::now();
     let mut report = Report::new(args.json, first, steps);
     for step in first..steps {
-        let loss = advance(recipe, layout, group.as_ref(), step, &mut workers)?;
+        let loss = advance(recipe, layout, &syncs, step, &mut workers)?;
         if speaks {
             report.step(step + 1, &loss)?;
         }
@@ -150,8 +171,12 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         }
     }
     report.done();
+    let late = syncs[0].stats().late;
     if let Some(group) = &group {
         group.barrier()?;
+    }
+    syncs.iter().try_for_each(|sync| sync.close())?;
+    if let Some(group) = &group {
         group.close()?;
     }
     if !speaks {
@@ -169,6 +194,10 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         return Ok(ExitCode::SUCCESS);
     }
     println!("{} steps in {seconds:.2} s", steps - first.min(steps));
+    let slowest = late.iter().enumerate().max_by_key(|(_, waited)| **waited);
+    if let Some((rank, waited)) = slowest.filter(|(_, waited)| waited.as_secs_f64() > 0.1 * seconds) {
+        println!("{:.1} s of it waiting for rank {rank}, the last to come", waited.as_secs_f64());
+    }
     for (name, figure) in figures {
         match name {
             "accuracy" => println!("test accuracy {:.2}%", figure * 100.0),
@@ -267,68 +296,42 @@ fn state<M: Module>(worker: &Worker<M>) -> Vec<(String, Tensor)> {
 fn advance<R: Recipe>(
     recipe: &R,
     layout: Layout,
-    group: Option<&Group>,
+    syncs: &[GradientSync],
     step: u64,
     workers: &mut [Worker<R::Model>],
 ) -> Result<Tensor, dist::Error> {
     let batch = recipe.batch(step);
-    if layout.shards() == 1 {
-        // The plain loop: nothing is scaled, flattened or moved.
-        let worker = &mut workers[0];
-        let loss = recipe.loss(&worker.model, step, &[step], &batch, &worker.device);
-        let gradients = loss.backward();
-        worker.optimizer.rate = recipe.rate(step);
-        worker.optimizer.step(&mut worker.model, &gradients);
-        return Ok(loss);
-    }
-    let mut partials = Vec::new();
-    for (w, worker) in workers.iter().enumerate() {
-        let rank = group.map_or(w, Group::rank);
-        let of = |shard| {
+    let mut rounds = Vec::new();
+    for (worker, sync) in workers.iter().zip(syncs) {
+        let mut round = sync.register(&worker.model)?;
+        for shard in round.shards() {
             let samples = &batch[dist::samples(&layout, batch.len(), shard)];
-            gradients(recipe, worker, step, shard, samples, batch.len())
-        };
-        let add = |a: Vec<Tensor>, b: Vec<Tensor>| a.iter().zip(&b).map(|(a, b)| a + b).collect();
-        partials.push(dist::partials(&layout, rank, of, add));
+            if samples.is_empty() {
+                round.skip()?;
+                continue;
+            }
+            let path = [step, shard as u64];
+            let path = if layout.shards() == 1 { &path[..1] } else { &path };
+            let loss = recipe.loss(&worker.model, step, path, samples, &worker.device);
+            round.backward_of(&loss, samples.len(), batch.len())?;
+        }
         // What is recorded starts while the next worker's part is being recorded.
-        worker.device.submit();
+        if syncs.len() > 1 {
+            worker.device.submit();
+        }
+        rounds.push(round);
     }
-    let mut reduced = match group {
-        Some(group) => vec![all_reduce_ranks(group, partials.remove(0))?],
-        None => all_reduce(layout.shards(), partials)?,
-    };
     let mut loss = None;
-    for (worker, values) in workers.iter_mut().zip(&mut reduced) {
-        // The loss travels behind the gradients.
-        let total = values.pop();
-        loss = loss.or(total);
+    for (worker, round) in workers.iter_mut().zip(rounds) {
+        let reduced = round.wait()?;
+        loss = loss.or(Some(reduced.loss));
         worker.optimizer.rate = recipe.rate(step);
-        worker.optimizer.step_with(&mut worker.model, values);
-        worker.device.submit();
+        worker.optimizer.step(&mut worker.model, &reduced.gradients);
+        if syncs.len() > 1 {
+            worker.device.submit();
+        }
     }
     Ok(loss.unwrap_or_else(|| unreachable!("there is at least one worker")))
-}
-
-/// A shard's gradients and loss, weighted by its share of the batch, in the model's order.
-fn gradients<R: Recipe>(
-    recipe: &R,
-    worker: &Worker<R::Model>,
-    step: u64,
-    shard: usize,
-    samples: &[u32],
-    all: usize,
-) -> Vec<Tensor> {
-    let parameters = worker.model.parameters();
-    if samples.is_empty() {
-        let zeros = parameters.iter().map(|(_, p)| Tensor::zeros(p.shape(), &worker.device));
-        return zeros.chain([Tensor::zeros([1], &worker.device)]).collect();
-    }
-    let loss = recipe.loss(&worker.model, step, &[step, shard as u64], samples, &worker.device);
-    let loss = loss * (samples.len() as f64 / all as f64);
-    let gradients = loss.backward();
-    let of =
-        |p: &Tensor| gradients.get(p).cloned().unwrap_or_else(|| Tensor::zeros(p.shape(), &worker.device));
-    parameters.iter().map(|(_, p)| of(p)).chain([loss.detach().reshape([1])]).collect()
 }
 
 /// The sha256 of all parameters: path, dtype and shape, and bytes of each, in the model's order.

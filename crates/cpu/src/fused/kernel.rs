@@ -6,13 +6,12 @@ use crate::cpu::Context;
 use crate::elementwise::with_type;
 use crate::slices;
 use crate::tile::TILE;
-use crate::view::{View, Walk};
+use crate::view::{Shared, View, Walk};
 use half::{bf16, f16};
 use kiln_device::Place;
 use kiln_fuse::Handles;
 use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Unary};
 use std::cell::RefCell;
-use std::sync::Arc;
 
 /// An elementwise operation with its types.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -74,7 +73,7 @@ unsafe impl Send for Base {}
 pub(super) fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id, out: Meta) -> bool {
     handles.get(id).is_some_and(|x| {
         let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
-        fits && Arc::strong_count(&x.buffer) == 1 && cx.place == Place::Reuse
+        fits && Shared::is_sole(&x.buffer) && cx.place == Place::Reuse
     })
 }
 

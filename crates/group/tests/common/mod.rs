@@ -11,7 +11,7 @@ pub const DTYPES: [DType; 8] =
 
 /// Tests wait 5 s for a rank, not 60.
 pub fn config(shards: usize) -> Config {
-    Config { deadline: Duration::from_secs(5), shards: Some(shards), threads: 1, flight: None }
+    Config { deadline: Duration::from_secs(5), shards: Some(shards), threads: 1, flight: None, rate: None }
 }
 
 /// Runs `f` on a thread for each rank and gives the results in order.

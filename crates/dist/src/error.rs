@@ -1,0 +1,25 @@
+//! What can go wrong where workers exchange.
+
+/// Why workers could not exchange.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum Error {
+    #[error(transparent)]
+    Group(#[from] kiln_group::Error),
+    #[error(transparent)]
+    Device(#[from] kiln_tensor::Error),
+    #[error("rank {rank} has other parameters than rank 0: `{got}` instead of `{want}`")]
+    Parameters { rank: usize, want: String, got: String },
+    #[error("rank {rank}: the loss does not depend on {}", paths.join(", "))]
+    Unused { rank: usize, paths: Vec<String> },
+    #[error("rank {rank} holds {held} shards, and this is one more")]
+    Shard { rank: usize, held: usize },
+    #[error("rank {rank} has {left} more shards to differentiate before it can wait")]
+    Unfinished { rank: usize, left: usize },
+    #[error("the gradients of other workers are not there: all of them differentiate before one waits")]
+    Early,
+    #[error("the round before is still open: it is waited for or dropped before the next begins")]
+    Open,
+    #[error("{shards} shards in {ranks} ranks: collectives of tensors need a rank for each shard")]
+    Shared { shards: usize, ranks: usize },
+}

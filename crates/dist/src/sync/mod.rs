@@ -1,0 +1,231 @@
+//! Gradients combined over workers while backward still runs.
+//!
+//! Parameters lie in buckets. A gradient is handed over when it is final; a full bucket ends the recorded window, so
+//! that the device gets to it early, and its exchange starts as soon as the device has computed it, on the group's own
+//! thread, while backward goes on. One wait before the optimiser collects the results, which are views of the buckets.
+//! What is added to what follows from the job's shards alone, so the bits are those of one worker.
+//!
+//! Between ranks a bucket lies in the group's memory. A gradient is copied once, from where its kernel wrote it to its
+//! place in the bucket ([`Stats::copied`]); the results are read from there without a copy.
+
+mod compress;
+mod fill;
+mod moves;
+mod plan;
+mod round;
+mod start;
+
+pub use compress::{Bf16, Compress};
+pub use round::{Reduced, Round};
+
+use crate::Error;
+use kiln_group::{Claim, Group, Layout, Reduce};
+use plan::Plan;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// The settings of a [`GradientSync`].
+#[derive(Clone)]
+pub struct Config {
+    /// Tells apart several that run in one group at a time.
+    pub name: String,
+    /// What becomes of the shards' gradients.
+    pub combine: Combine,
+    /// Bytes of the first bucket: small, so that the exchange starts early.
+    pub first: usize,
+    /// Bytes of the others.
+    pub others: usize,
+    /// How gradients travel, if not as they are.
+    pub compress: Option<Arc<dyn Compress>>,
+    /// Steps between comparisons of all ranks' parameters; none for never.
+    pub check: Option<u64>,
+    /// What is done about parameters that a shard's loss does not depend on.
+    pub unused: Unused,
+    /// How long anything waits where the group is made here.
+    pub deadline: Duration,
+}
+
+impl Default for Config {
+    /// Sums, buckets of 1 MiB and then 25 MiB, a check every 1,000 steps; unused parameters are an error.
+    fn default() -> Config {
+        Config {
+            name: "gradients".into(),
+            combine: Combine::Sum,
+            first: 1 << 20,
+            others: 25 << 20,
+            compress: None,
+            check: Some(1000),
+            unused: Unused::Refused,
+            deadline: kiln_group::Config::default().deadline,
+        }
+    }
+}
+
+/// What becomes of the shards' gradients.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Combine {
+    /// Their sum: for losses that are weighted by their share of the samples, see [`Round::backward_of`].
+    Sum,
+    /// Their sum over the number of shards.
+    Mean,
+}
+
+impl Combine {
+    fn reduce(self) -> Reduce {
+        match self {
+            Combine::Sum => Reduce::Sum,
+            Combine::Mean => Reduce::Mean,
+        }
+    }
+}
+
+/// What is done about parameters that a shard's loss does not depend on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unused {
+    /// The step fails on every rank with their names.
+    Refused,
+    /// They count as zeros; one that no shard used gets no gradient and is named in [`Reduced::unused`].
+    Zeros,
+}
+
+/// Combines the gradients of all workers. A handle: clones share one; the last to go leaves.
+///
+/// ```
+/// use kiln_dist::{GradientSync, SyncConfig};
+/// use kiln_nn::{Linear, Module, Optimizer, Sgd};
+/// use kiln_tensor::{Device, Tensor};
+///
+/// // Two workers of this program, a device each; `GradientSync::start` does the same between processes.
+/// let devices = [Device::open("cpu:0")?, Device::open("cpu:1")?];
+/// let mut models = devices.each_ref().map(|device| Linear::new(4, 2, device));
+/// let [a, b] = &mut models;
+/// let syncs = GradientSync::over(&mut [a, b], 2, SyncConfig::default())?;
+/// let mut optimizers = [Sgd::new(0.1), Sgd::new(0.1)];
+/// for step in 0..3 {
+///     let mut rounds = Vec::new();
+///     for (worker, sync) in syncs.iter().enumerate() {
+///         let mut round = sync.register(&models[worker])?;
+///         for shard in round.shards() {
+///             let x = Tensor::full([8, 4], (step * 2 + shard) as f64, kiln_tensor::DType::F32, &devices[worker]);
+///             let loss = models[worker].forward(&x).square().mean(());
+///             round.backward_of(&loss, 8, 16)?;
+///         }
+///         rounds.push(round);
+///     }
+///     for (worker, round) in rounds.into_iter().enumerate() {
+///         let reduced = round.wait()?;
+///         optimizers[worker].step(&mut models[worker], &reduced.gradients);
+///     }
+/// }
+/// assert_eq!(models[0].weight.to_vec::<f32>()?, models[1].weight.to_vec::<f32>()?);
+/// syncs.iter().try_for_each(|sync| sync.close())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct GradientSync(Arc<Inner>);
+
+struct Inner {
+    config: Config,
+    layout: Layout,
+    rank: usize,
+    way: Way,
+    state: Mutex<State>,
+}
+
+/// How contributions reach the others.
+enum Way {
+    /// There are no others.
+    Alone,
+    /// Through a group of ranks, which nobody else uses.
+    Ranks(Group),
+    /// From device to device, as recorded moves.
+    Moves(Arc<moves::Moves>),
+}
+
+#[derive(Default)]
+struct State {
+    plan: Option<Arc<Plan>>,
+    /// Rounds registered so far.
+    rounds: u64,
+    /// A round is under way.
+    open: bool,
+    closed: bool,
+    claim: Option<Claim>,
+    stats: Stats,
+}
+
+/// What a sync has done so far, on this rank.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stats {
+    /// Steps.
+    pub rounds: u64,
+    /// Buckets exchanged.
+    pub buckets: u64,
+    /// Bytes copied from gradients into buckets: the only copy there is.
+    pub copied: u64,
+    /// How long [`Round::wait`] has waited.
+    pub waited: Duration,
+    /// How long each rank was waited for, as the last to come.
+    pub late: Vec<Duration>,
+}
+
+impl GradientSync {
+    /// For one worker that holds all shards. With one shard, gradients are given back as backward made them.
+    pub fn alone(shards: usize, config: Config) -> Result<GradientSync, Error> {
+        Ok(GradientSync::new(config, Layout::new(shards, 1)?, 0, Way::Alone, None))
+    }
+
+    fn new(config: Config, layout: Layout, rank: usize, way: Way, claim: Option<Claim>) -> GradientSync {
+        let state = Mutex::new(State { claim, ..State::default() });
+        GradientSync(Arc::new(Inner { config, layout, rank, way, state }))
+    }
+
+    /// Who holds which shards.
+    pub fn layout(&self) -> Layout {
+        self.0.layout
+    }
+
+    /// This worker's place.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// What has been done so far.
+    pub fn stats(&self) -> Stats {
+        let mut stats = self.0.lock().stats.clone();
+        if let Way::Ranks(group) = &self.0.way {
+            stats.late = group.traffic().waited;
+        }
+        stats
+    }
+
+    /// Finishes or fails what is pending, by the deadline. Later rounds are refused. Closing again does nothing.
+    pub fn close(&self) -> Result<(), Error> {
+        {
+            let mut state = self.0.lock();
+            if state.closed {
+                return Ok(());
+            }
+            state.closed = true;
+            state.claim = None;
+        }
+        match &self.0.way {
+            Way::Ranks(group) => Ok(group.close()?),
+            Way::Alone | Way::Moves(_) => Ok(()),
+        }
+    }
+}
+
+impl Inner {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+}
+
+impl std::fmt::Debug for GradientSync {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Inner { config, layout, rank, .. } = &*self.0;
+        let (ranks, shards) = (layout.ranks(), layout.shards());
+        write!(f, "GradientSync({}, rank {rank} of {ranks}, {shards} shards)", config.name)
+    }
+}

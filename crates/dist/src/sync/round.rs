@@ -1,0 +1,530 @@
+//! One step: the parameters of the coming backward, their gradients as they become final, and the wait.
+
+use super::fill::{Lent, Piece, fill};
+use super::plan::{Entry, Plan};
+use super::start::spread;
+use super::{Combine, GradientSync, Inner, State, Unused, Way};
+use crate::{Error, Partial};
+use kiln_group::{Call, Group, Op, Pending, Promise, Reduce};
+use kiln_nn::Module;
+use kiln_tensor::{Bytes, DType, Data, Device, Gradients, LeafGradient, Meta, Tensor, no_grad};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a step came to, on every worker alike.
+pub struct Reduced {
+    /// The combined gradients, for the optimiser.
+    pub gradients: Gradients,
+    /// The combined loss of all shards, weighted as their gradients were.
+    pub loss: Tensor,
+    /// Parameters that no shard used, where [`Unused::Zeros`] allows it.
+    pub unused: Vec<String>,
+}
+
+/// One step of one worker. Dropping it before the wait fails the step on every rank, and nothing else.
+#[must_use = "without a wait the step fails on every rank"]
+pub struct Round {
+    sync: GradientSync,
+    number: u64,
+    next: usize,
+    held: Range<usize>,
+    /// With one worker and one shard there is nothing to combine.
+    plain: Option<(Gradients, Tensor)>,
+    work: Option<Work>,
+}
+
+/// What combining needs.
+struct Work {
+    plan: Arc<Plan>,
+    device: Device,
+    parameters: Vec<Tensor>,
+    /// Entries by leaf. A shared parameter is one entry.
+    leaves: HashMap<u64, usize>,
+    /// The gradients of the shard at hand so far, where it comes in several pieces.
+    sums: Vec<Option<Tensor>>,
+    /// What each entry's shards came to so far: a binary counter.
+    stacks: Vec<Vec<Tensor>>,
+    /// Which entries the shard at hand has given.
+    given: Vec<bool>,
+    /// Which parameters any shard has used.
+    used: Vec<bool>,
+    /// Entries in the order in which the last shard gave them.
+    order: Vec<usize>,
+    /// For each bucket, how many entries are missing.
+    missing: Vec<usize>,
+    promises: Vec<Option<Promise>>,
+    pending: Vec<Pending>,
+    spread: Option<Pending>,
+    mask: Option<Pending>,
+    hashes: Option<(Pending, Vec<u64>)>,
+    copied: u64,
+    failed: Option<Error>,
+}
+
+impl GradientSync {
+    /// Begins a step with the parameters that the coming backward will differentiate. Frozen ones are left out.
+    #[track_caller]
+    pub fn register(&self, model: &dyn Module) -> Result<Round, Error> {
+        let inner = &self.0;
+        let number = {
+            let mut state = inner.lock();
+            if state.closed {
+                return Err(kiln_group::Error::Closed.into());
+            }
+            if state.open {
+                return Err(Error::Open);
+            }
+            state.rounds += 1;
+            state.stats.rounds += 1;
+            state.open = true;
+            state.rounds
+        };
+        let held = inner.layout.held(inner.rank);
+        let mut round = Round { sync: self.clone(), number, next: held.start, held, plain: None, work: None };
+        if inner.layout.shards() > 1 {
+            round.work = Some(inner.begin(model, number)?);
+        }
+        Ok(round)
+    }
+}
+
+impl Inner {
+    #[track_caller]
+    fn begin(&self, model: &dyn Module, number: u64) -> Result<Work, Error> {
+        let (mut entries, mut parameters, mut leaves) = (Vec::new(), Vec::new(), HashMap::new());
+        model.visit("", &mut |path, parameter| {
+            let Some(leaf) = parameter.leaf() else { return };
+            leaves.entry(leaf).or_insert_with(|| {
+                let meta = parameter.meta();
+                let wire = self.config.compress.as_ref().map_or(meta.dtype, |c| c.wire(meta.dtype));
+                entries.push(Entry { path: path.to_string(), meta, wire });
+                parameters.push(parameter.clone());
+                entries.len() - 1
+            });
+        });
+        let device = parameters.first().map(|p: &Tensor| p.device()).unwrap_or_default();
+        entries.push(Entry { path: "loss".into(), meta: Meta::new(DType::F32, [1]), wire: DType::F32 });
+        let plan = self.lock().plan(|| Plan::backwards(&self.config, entries.clone()), &entries);
+        let count = plan.entries.len();
+        let mut work = Work {
+            device,
+            leaves,
+            sums: vec![None; count],
+            stacks: vec![Vec::new(); count],
+            given: vec![false; count],
+            used: vec![false; count],
+            order: Vec::with_capacity(count),
+            missing: plan.buckets.iter().map(|b| b.members.len()).collect(),
+            promises: Vec::new(),
+            pending: Vec::new(),
+            spread: None,
+            mask: None,
+            hashes: None,
+            copied: 0,
+            failed: None,
+            plan,
+            parameters,
+        };
+        if let Way::Ranks(group) = &self.way {
+            if self.config.check.is_some_and(|every| every > 0 && number.is_multiple_of(every)) {
+                work.compare(group)?;
+            }
+            for bucket in &work.plan.buckets {
+                let call = Call::new(Op::AllReduce(self.config.combine.reduce()), bucket.dtype);
+                let (promise, pending) =
+                    group.promise(call.tagged(bucket.tag), bucket.dtype.bytes(bucket.length))?;
+                work.promises.push(Some(promise));
+                work.pending.push(pending);
+            }
+        }
+        Ok(work)
+    }
+}
+
+impl State {
+    /// The plan for these entries: the last one if it still fits.
+    fn plan(&mut self, new: impl FnOnce() -> Plan, entries: &[Entry]) -> Arc<Plan> {
+        match &self.plan {
+            Some(plan) if plan.entries == entries => plan.clone(),
+            _ => self.plan.insert(Arc::new(new())).clone(),
+        }
+    }
+}
+
+impl Round {
+    /// The shards that this worker computes, in order.
+    pub fn shards(&self) -> Range<usize> {
+        self.held.clone()
+    }
+
+    /// Differentiates the next shard's loss. Gradients leave as they become final in the last shard's.
+    ///
+    /// # Panics
+    /// As [`Tensor::backward`] does.
+    #[track_caller]
+    pub fn backward(&mut self, loss: &Tensor) -> Result<(), Error> {
+        self.shard()?;
+        let Some(work) = &mut self.work else {
+            self.next += 1;
+            self.keep(loss);
+            return Ok(());
+        };
+        let turn = Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
+        work.loss(&turn, loss, true);
+        loss.differentiate()
+            .on_ready(|leaf| {
+                work.came(&turn, leaf, true);
+                None
+            })
+            .run();
+        work.end(&turn, false)?;
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Like [`Round::backward`] for the mean loss over `samples` of the step's `all`, which is weighted by its share.
+    #[track_caller]
+    pub fn backward_of(&mut self, loss: &Tensor, samples: usize, all: usize) -> Result<(), Error> {
+        if self.work.is_none() && samples == all {
+            return self.backward(loss);
+        }
+        self.backward(&(loss * (samples as f64 / all.max(1) as f64)))
+    }
+
+    /// Differentiates a piece of the next shard's loss without ending the shard: nothing leaves yet. A
+    /// [`Round::backward`] ends it.
+    #[track_caller]
+    pub fn accumulate(&mut self, loss: &Tensor) -> Result<(), Error> {
+        self.shard()?;
+        let Some(work) = &mut self.work else {
+            self.keep(loss);
+            return Ok(());
+        };
+        let turn = Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
+        work.loss(&turn, loss, false);
+        loss.differentiate()
+            .on_ready(|leaf| {
+                work.came(&turn, leaf, false);
+                None
+            })
+            .run();
+        Ok(())
+    }
+
+    /// The next shard has no samples: it counts as zeros.
+    pub fn skip(&mut self) -> Result<(), Error> {
+        self.shard()?;
+        if let Some(work) = &mut self.work {
+            let turn = Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
+            work.end(&turn, true)?;
+        }
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Differentiates where there is nothing to combine with.
+    #[track_caller]
+    fn keep(&mut self, loss: &Tensor) {
+        let gradients = loss.backward();
+        self.plain = Some(match self.plain.take() {
+            Some((mut sum, before)) => {
+                sum.add(gradients);
+                (sum, before + loss.detach())
+            }
+            None => (gradients, loss.detach()),
+        });
+    }
+
+    fn shard(&self) -> Result<(), Error> {
+        let rank = self.sync.0.rank;
+        if self.next < self.held.end { Ok(()) } else { Err(Error::Shard { rank, held: self.held.len() }) }
+    }
+
+    /// Waits for the exchange, by the group's deadline, and gives what the optimiser needs.
+    pub fn wait(mut self) -> Result<Reduced, Error> {
+        let inner = self.sync.0.clone();
+        if self.next < self.held.end {
+            return Err(Error::Unfinished { rank: inner.rank, left: self.held.end - self.next });
+        }
+        if let Some((gradients, loss)) = self.plain.take() {
+            return Ok(Reduced { gradients, loss, unused: Vec::new() });
+        }
+        // One shard that was skipped.
+        let Some(mut work) = self.work.take() else {
+            let loss = Tensor::zeros([], &Device::default());
+            return Ok(Reduced { gradients: Gradients::default(), loss, unused: Vec::new() });
+        };
+        let begun = Instant::now();
+        let sums = no_grad(|| work.collect(&inner, self.number));
+        let mut state = inner.lock();
+        state.stats.waited += begun.elapsed();
+        state.stats.copied += work.copied;
+        state.stats.buckets += work.plan.buckets.len() as u64;
+        let (sums, order) = sums?;
+        if let Some(order) = order {
+            state.plan = Some(Arc::new(Plan::new(&inner.config, work.plan.entries.clone(), &order, true)));
+        }
+        drop(state);
+        no_grad(|| work.reduced(&inner, sums))
+    }
+}
+
+impl Drop for Round {
+    fn drop(&mut self) {
+        self.sync.0.lock().open = false;
+    }
+}
+
+/// Where in a step a gradient comes.
+struct Turn<'a> {
+    inner: &'a Inner,
+    number: u64,
+    shard: usize,
+    held: &'a Range<usize>,
+}
+
+impl Turn<'_> {
+    fn is_last(&self) -> bool {
+        self.shard + 1 == self.held.end
+    }
+}
+
+/// The combination of each entry; and the order that rank 0 found, where it is new.
+type Sums = (Vec<Tensor>, Option<Vec<usize>>);
+
+impl Work {
+    /// The loss travels behind the gradients.
+    fn loss(&mut self, turn: &Turn<'_>, loss: &Tensor, ends: bool) {
+        let entry = self.plan.parameters();
+        let loss = loss.detach().to_dtype(DType::F32).reshape([1]);
+        self.add(turn, entry, &loss, ends);
+    }
+
+    /// A gradient is final.
+    fn came(&mut self, turn: &Turn<'_>, leaf: &LeafGradient<'_>, ends: bool) {
+        let Some(&entry) = self.leaves.get(&leaf.leaf()) else { return };
+        self.used[entry] = true;
+        self.add(turn, entry, leaf.gradient, ends);
+    }
+
+    fn add(&mut self, turn: &Turn<'_>, entry: usize, value: &Tensor, ends: bool) {
+        let sum = match self.sums[entry].take() {
+            Some(sum) => sum + value,
+            None => value.clone(),
+        };
+        if ends {
+            self.give(turn, entry, sum);
+        } else {
+            self.sums[entry] = Some(sum);
+        }
+    }
+
+    /// What a shard came to for one entry.
+    fn give(&mut self, turn: &Turn<'_>, entry: usize, value: Tensor) {
+        self.given[entry] = true;
+        let value = match &turn.inner.config.compress {
+            Some(hook) if entry < self.plan.parameters() => hook.encode(&value),
+            _ => value,
+        };
+        let stack = &mut self.stacks[entry];
+        stack.push(value);
+        for _ in 0..turn.inner.layout.merges(turn.inner.rank, turn.shard) {
+            if let (Some(right), Some(left)) = (stack.pop(), stack.pop()) {
+                stack.push(left + right);
+            }
+        }
+        if turn.is_last() {
+            self.order.push(entry);
+            let bucket = self.plan.home[entry];
+            self.missing[bucket] -= 1;
+            if self.missing[bucket] == 0
+                && let Err(error) = self.leave(turn, bucket)
+            {
+                self.failed.get_or_insert(error);
+            }
+        }
+    }
+
+    /// A full bucket leaves.
+    fn leave(&mut self, turn: &Turn<'_>, bucket: usize) -> Result<(), Error> {
+        let plan = self.plan.clone();
+        let members = &plan.buckets[bucket].members;
+        match &turn.inner.way {
+            Way::Alone => {}
+            Way::Ranks(_) => {
+                let Some(promise) = self.promises[bucket].take() else { return Ok(()) };
+                let buffer = promise.buffer()?;
+                let size = plan.buckets[bucket].dtype.size();
+                let mut pieces: Vec<Piece> = Vec::new();
+                for &(entry, start) in members {
+                    for (part, value) in std::mem::take(&mut self.stacks[entry]).into_iter().enumerate() {
+                        self.copied += value.meta().bytes() as u64;
+                        pieces.push((value, part, start * size));
+                    }
+                }
+                fill(promise, buffer, pieces);
+            }
+            Way::Moves(moves) => {
+                let mut partials: Vec<Partial<Vec<Tensor>>> = (turn.inner.layout.parts(turn.inner.rank))
+                    .into_iter()
+                    .map(|part| Partial { first: part.start, shards: part.len(), value: Vec::new() })
+                    .collect();
+                for &(entry, _) in members {
+                    let stack = std::mem::take(&mut self.stacks[entry]);
+                    stack.into_iter().zip(&mut partials).for_each(|(value, part)| part.value.push(value));
+                }
+                moves.leave((turn.number, bucket), turn.inner.rank, partials);
+            }
+        }
+        Ok(())
+    }
+
+    /// A shard's backward is over: what it did not give are zeros, or an error.
+    fn end(&mut self, turn: &Turn<'_>, skipped: bool) -> Result<(), Error> {
+        let mut unused = Vec::new();
+        for entry in 0..self.plan.entries.len() {
+            if self.given[entry] {
+                continue;
+            }
+            if let Some(sum) = self.sums[entry].take() {
+                self.give(turn, entry, sum);
+            } else if skipped || turn.inner.config.unused == Unused::Zeros {
+                let Meta { dtype, shape } = self.plan.entries[entry].meta;
+                self.give(turn, entry, Tensor::full(shape, 0.0, dtype, &self.device));
+            } else {
+                unused.push(self.plan.entries[entry].path.clone());
+            }
+        }
+        self.given.fill(false);
+        if !unused.is_empty() {
+            let error = Error::Unused { rank: turn.inner.rank, paths: unused };
+            // The other ranks learn it in place of this one's contribution.
+            self.promises.drain(..).flatten().for_each(|promise| promise.fail(&error.to_string()));
+            return Err(error);
+        }
+        if let (Way::Ranks(group), true) = (&turn.inner.way, turn.is_last()) {
+            if turn.inner.config.unused == Unused::Zeros {
+                let used: Vec<u8> = self.used.iter().map(|&used| used as u8).collect();
+                let mut buffer = group.buffer(used.len())?;
+                (0..buffer.parts()).for_each(|part| buffer.part_mut(part).copy_from_slice(&used));
+                self.mask = Some(group.all_reduce(Reduce::Max, DType::U8, buffer)?);
+            }
+            if !self.plan.settled {
+                let order: Vec<u8> = self.order.iter().flat_map(|&e| (e as u32).to_le_bytes()).collect();
+                self.spread = Some(spread(group, &order)?);
+            }
+        }
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// Begins to compare the parameters with rank 0's.
+    fn compare(&mut self, group: &Group) -> Result<(), Error> {
+        let reads: Vec<_> = self.parameters.iter().map(|p| p.to_data_async()).collect();
+        let own = reads.into_iter().map(|read| Ok(hash(&read.wait()?.bytes)));
+        let own = own.collect::<Result<Vec<u64>, Error>>()?;
+        let bytes: Vec<u8> = own.iter().flat_map(|h| h.to_le_bytes()).collect();
+        self.hashes = Some((spread(group, &bytes)?, own));
+        Ok(())
+    }
+
+    /// Waits for everything that is under way.
+    fn collect(&mut self, inner: &Inner, number: u64) -> Result<Sums, Error> {
+        if let (Some((pending, own)), Way::Ranks(group)) = (self.hashes.take(), &inner.way) {
+            let first = pending.wait()?;
+            let differs = own.iter().zip(first.chunks(8)).position(|(own, first)| own.to_le_bytes() != first);
+            if let Some(entry) = differs {
+                let path = &self.plan.entries[entry].path;
+                let reason = format!("its {path} is not that of rank 0 at step {number}");
+                group.abort(&reason);
+                return Err(kiln_group::Error::Aborted { rank: inner.rank, reason }.into());
+            }
+        }
+        let plan = self.plan.clone();
+        let mut sums: Vec<Option<Tensor>> = vec![None; plan.entries.len()];
+        let mut failed = None;
+        let mut pending = std::mem::take(&mut self.pending).into_iter();
+        for (b, bucket) in plan.buckets.iter().enumerate() {
+            match &inner.way {
+                Way::Alone => {
+                    for &(entry, _) in &bucket.members {
+                        sums[entry] = self.stacks[entry].pop().map(|sum| self.finish(inner, sum));
+                    }
+                }
+                Way::Ranks(_) => match pending.next().map(Pending::wait) {
+                    Some(Ok(buffer)) => {
+                        let meta = Meta::new(bucket.dtype, [bucket.length]);
+                        let whole =
+                            Tensor::from_data(Data::new(meta, Bytes::new(Lent(buffer))), &self.device);
+                        for &(entry, start) in &bucket.members {
+                            let shape = plan.entries[entry].meta.shape;
+                            let flat = whole.narrow(0, start as isize, shape.numel());
+                            let shape: Vec<isize> = shape.iter().map(|&d| d as isize).collect();
+                            sums[entry] = Some(flat.reshape(&shape[..]));
+                        }
+                    }
+                    // The others are waited for all the same: the group may live on.
+                    Some(Err(error)) => drop(failed.get_or_insert(error)),
+                    None => return Err(Error::Early),
+                },
+                Way::Moves(moves) => {
+                    let list = moves.take((number, b), inner.rank).ok_or(Error::Early)??;
+                    for (&(entry, _), sum) in bucket.members.iter().zip(list) {
+                        sums[entry] = Some(self.finish(inner, sum));
+                    }
+                }
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error.into());
+        }
+        let order = match self.spread.take() {
+            Some(pending) => {
+                let number = |b: &[u8]| b.iter().rev().fold(0, |n, &b| n << 8 | b as usize);
+                Some(pending.wait()?.chunks(4).map(number).collect())
+            }
+            None => None,
+        };
+        if let Some(pending) = self.mask.take() {
+            self.used = pending.wait()?.iter().map(|&used| used != 0).collect();
+        }
+        Ok((sums.into_iter().flatten().collect(), order))
+    }
+
+    /// What a reduction between ranks does at the end.
+    fn finish(&self, inner: &Inner, sum: Tensor) -> Tensor {
+        match inner.config.combine {
+            Combine::Sum => sum,
+            Combine::Mean => sum / inner.layout.shards() as f64,
+        }
+    }
+
+    fn reduced(&self, inner: &Inner, mut sums: Vec<Tensor>) -> Result<Reduced, Error> {
+        let loss = sums.pop().map(|loss| loss.reshape([0isize; 0])).ok_or(Error::Early)?;
+        let mut reduced = Reduced { gradients: Gradients::default(), loss, unused: Vec::new() };
+        for (entry, sum) in sums.into_iter().enumerate() {
+            let Entry { path, meta, .. } = &self.plan.entries[entry];
+            if inner.config.unused == Unused::Zeros && !self.used[entry] {
+                reduced.unused.push(path.clone());
+                continue;
+            }
+            let sum = match &inner.config.compress {
+                Some(hook) => hook.decode(&sum, meta.dtype),
+                None => sum,
+            };
+            reduced.gradients.set(&self.parameters[entry], sum);
+        }
+        Ok(reduced)
+    }
+}
+
+/// Told apart are bytes that differ, not more: ranks mean well.
+fn hash(bytes: &[u8]) -> u64 {
+    let mut sum = bytes.len() as u64;
+    for chunk in bytes.chunks(8) {
+        let word = chunk.iter().rev().fold(0u64, |n, &b| n << 8 | b as u64);
+        sum = (sum.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+    sum
+}

@@ -1,0 +1,408 @@
+//! Gradients combined over threads and devices: the bits of one worker, and every misuse told.
+
+use kiln_dist::{Bf16, Combine, Compress, Error, GradientSync, Group, Round, SyncConfig, Unused};
+use kiln_nn::{Linear, Module, Optimizer, Sgd, module};
+use kiln_tensor::{DType, Device, Tensor, seed};
+use std::sync::Arc;
+use std::time::Duration;
+
+struct Mlp {
+    first: Linear,
+    second: Linear,
+}
+module!(Mlp { first, second });
+
+impl Mlp {
+    fn new(device: &Device) -> Mlp {
+        Mlp { first: Linear::new(6, 40, device), second: Linear::new(40, 3, device) }
+    }
+
+    fn loss(&self, step: usize, shard: usize, device: &Device) -> Tensor {
+        let n = 4 + shard % 3;
+        let x: Vec<f32> =
+            (0..n * 6).map(|i| ((i * 37 + step * 11 + shard * 7) % 101) as f32 / 50.0 - 1.0).collect();
+        let x = Tensor::from_vec(x, [n, 6], device);
+        self.second.forward(&self.first.forward(&x).tanh()).square().mean(())
+    }
+}
+
+fn device(i: usize) -> Device {
+    Device::open(&format!("cpu:{i}")).unwrap()
+}
+
+/// Small buckets, so that there are several.
+fn config() -> SyncConfig {
+    SyncConfig {
+        first: 64,
+        others: 256,
+        check: Some(2),
+        deadline: Duration::from_secs(5),
+        ..SyncConfig::default()
+    }
+}
+
+fn groups(ranks: usize, shards: usize) -> Vec<Group> {
+    let settings = kiln_dist::Config {
+        deadline: Duration::from_secs(5),
+        shards: Some(shards),
+        flight: None,
+        ..Default::default()
+    };
+    Group::local(ranks, settings).unwrap()
+}
+
+fn each<T: Send>(groups: Vec<Group>, f: impl Fn(Group, Device) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let f = &f;
+        let threads: Vec<_> =
+            groups.into_iter().map(|g| scope.spawn(move || f(g.clone(), device(g.rank())))).collect();
+        threads.into_iter().map(|t| t.join().expect("a rank panicked")).collect()
+    })
+}
+
+fn bits(model: &dyn Module) -> Vec<u32> {
+    let values = model.parameters().into_iter().flat_map(|(_, p)| p.to_vec::<f32>().unwrap());
+    values.map(f32::to_bits).collect()
+}
+
+fn differentiate(round: &mut Round, model: &Mlp, step: usize, device: &Device) -> Result<(), Error> {
+    for shard in round.shards() {
+        // Not all shards are as long.
+        round.backward_of(&model.loss(step, shard, device), 1 + shard % 3, 17)?;
+    }
+    Ok(())
+}
+
+/// A few steps of one rank.
+fn train(sync: &GradientSync, model: &mut Mlp, device: &Device) -> Result<Vec<u32>, Error> {
+    let mut optimizer = Sgd::new(0.2).momentum(0.9);
+    let mut losses = Vec::new();
+    for step in 0..5 {
+        let mut round = sync.register(model)?;
+        differentiate(&mut round, model, step, device)?;
+        let reduced = round.wait()?;
+        optimizer.step(model, &reduced.gradients);
+        losses.push(reduced.loss.item::<f32>()?.to_bits());
+    }
+    Ok(bits(model).into_iter().chain(losses).collect())
+}
+
+fn alone(shards: usize, config: SyncConfig) -> Vec<u32> {
+    let device = device(0);
+    seed(1);
+    let mut model = Mlp::new(&device);
+    train(&GradientSync::alone(shards, config).unwrap(), &mut model, &device).unwrap()
+}
+
+#[test]
+fn any_number_of_ranks_gives_the_bits_of_one() {
+    for combine in [Combine::Sum, Combine::Mean] {
+        for compress in [None, Some(Arc::new(Bf16) as Arc<dyn Compress>)] {
+            let config = SyncConfig { combine, compress, ..config() };
+            let want = alone(8, config.clone());
+            for ranks in [2, 3, 8] {
+                let got = each(groups(ranks, 8), |group, device| {
+                    // Only rank 0's weights count.
+                    seed(if group.rank() == 0 { 1 } else { 77 });
+                    let mut model = Mlp::new(&device);
+                    let sync = GradientSync::start(&group, &mut model, config.clone()).unwrap();
+                    let out = train(&sync, &mut model, &device).unwrap();
+                    assert!(sync.stats().buckets >= 10, "{:?}", sync.stats());
+                    sync.close().unwrap();
+                    sync.close().unwrap();
+                    assert_eq!(sync.register(&model).err(), Some(Error::Group(kiln_group::Error::Closed)));
+                    out
+                });
+                got.iter().for_each(|got| assert_eq!(*got, want, "{ranks} ranks, {combine:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_of_one_thread_give_the_same_bits() {
+    let want = alone(5, config());
+    for workers in [1, 2, 3, 5] {
+        let devices: Vec<Device> = (0..workers).map(device).collect();
+        let mut models: Vec<Mlp> = devices
+            .iter()
+            .map(|device| {
+                seed(1);
+                Mlp::new(device)
+            })
+            .collect();
+        let mut list: Vec<&mut dyn Module> = models.iter_mut().map(|m| m as _).collect();
+        let syncs = GradientSync::over(&mut list, 5, config()).unwrap();
+        let mut optimizers: Vec<Sgd> = devices.iter().map(|_| Sgd::new(0.2).momentum(0.9)).collect();
+        let mut losses = Vec::new();
+        for step in 0..5 {
+            let mut rounds = Vec::new();
+            for (w, sync) in syncs.iter().enumerate() {
+                let mut round = sync.register(&models[w]).unwrap();
+                differentiate(&mut round, &models[w], step, &devices[w]).unwrap();
+                rounds.push(round);
+            }
+            for (w, round) in rounds.into_iter().enumerate() {
+                let reduced = round.wait().unwrap();
+                optimizers[w].step(&mut models[w], &reduced.gradients);
+                if w == 0 {
+                    losses.push(reduced.loss.item::<f32>().unwrap().to_bits());
+                }
+            }
+        }
+        for model in &models {
+            let got: Vec<u32> = bits(model).into_iter().chain(losses.clone()).collect();
+            assert_eq!(got, want, "{workers} workers");
+        }
+    }
+}
+
+#[test]
+fn a_world_of_one_is_a_plain_backward() {
+    let device = device(0);
+    seed(3);
+    let model = Mlp::new(&device);
+    let plain = model.loss(0, 0, &device).backward();
+    let sync = GradientSync::alone(1, SyncConfig::default()).unwrap();
+    let mut round = sync.register(&model).unwrap();
+    round.backward_of(&model.loss(0, 0, &device), 7, 7).unwrap();
+    let reduced = round.wait().unwrap();
+    for (path, p) in model.parameters() {
+        let (got, want) = (reduced.gradients.get(&p).unwrap(), plain.get(&p).unwrap());
+        assert_eq!(got.to_vec::<f32>().unwrap(), want.to_vec::<f32>().unwrap(), "{path}");
+    }
+    assert_eq!(sync.stats().copied, 0);
+}
+
+#[test]
+fn a_shard_may_come_in_pieces() {
+    let run = |shards: usize, ranks: usize| {
+        each(groups(ranks, shards), |group, device| {
+            seed(1);
+            let mut model = Mlp::new(&device);
+            let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+            let mut round = sync.register(&model).unwrap();
+            for shard in round.shards() {
+                round.accumulate(&model.loss(0, shard, &device)).unwrap();
+                round.accumulate(&model.loss(1, shard, &device)).unwrap();
+                round.backward(&model.loss(2, shard, &device)).unwrap();
+            }
+            let reduced = round.wait().unwrap();
+            let of = |(_, p): (String, Tensor)| reduced.gradients.get(&p).unwrap().to_vec::<f32>().unwrap();
+            model.parameters().into_iter().flat_map(of).map(f32::to_bits).collect::<Vec<_>>()
+        })
+    };
+    let want = run(4, 1).remove(0);
+    run(4, 2).into_iter().chain(run(4, 4)).for_each(|got| assert_eq!(got, want));
+    assert_eq!(run(1, 1).remove(0).len(), want.len());
+}
+
+/// Two weights, of which a loss may use one.
+struct Pair {
+    used: Tensor,
+    idle: Tensor,
+    frozen: Tensor,
+    tied: Tensor,
+}
+module!(Pair { used, idle, frozen, tied });
+
+fn pair(device: &Device) -> Pair {
+    let used = Tensor::ones([3], device).requires_grad();
+    Pair {
+        tied: used.clone(),
+        idle: Tensor::ones([2], device).requires_grad(),
+        frozen: Tensor::ones([5], device),
+        used,
+    }
+}
+
+#[test]
+fn unused_parameters_are_named_on_every_rank() {
+    let errors = each(groups(2, 2), |group, device| {
+        let mut model = pair(&device);
+        let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+        let mut round = sync.register(&model).unwrap();
+        // Rank 1 leaves one out.
+        let mut loss = (&model.used * &model.tied).sum(()) + model.frozen.sum(());
+        if group.rank() == 0 {
+            loss = loss + model.idle.sum(());
+        }
+        match round.backward(&loss) {
+            Ok(()) => round.wait().err().unwrap(),
+            Err(error) => error,
+        }
+    });
+    let named = "rank 1: the loss does not depend on idle";
+    assert_eq!(errors[1], Error::Unused { rank: 1, paths: vec!["idle".into()] });
+    assert_eq!(errors[1].to_string(), named);
+    assert_eq!(
+        errors[0],
+        Error::Group(kiln_group::Error::Poisoned { rank: 1, reason: named.into() }),
+        "and the group lives on"
+    );
+}
+
+#[test]
+fn unused_frozen_and_shared_parameters_where_zeros_are_allowed() {
+    each(groups(3, 3), |group, device| {
+        let mut model = pair(&device);
+        let config = SyncConfig { unused: Unused::Zeros, ..config() };
+        let sync = GradientSync::start(&group, &mut model, config).unwrap();
+        for step in 0..3 {
+            let mut round = sync.register(&model).unwrap();
+            let mut loss = (&model.used * &model.tied).sum(()) + model.frozen.sum(());
+            if step == 1 && group.rank() == 2 {
+                loss = loss + model.idle.sum(());
+            }
+            round.backward(&loss).unwrap();
+            let reduced = round.wait().unwrap();
+            let shared = reduced.gradients.get(&model.used).unwrap().to_vec::<f32>().unwrap();
+            assert_eq!(shared, [6.0; 3], "both uses on three ranks");
+            assert!(reduced.gradients.get(&model.frozen).is_none());
+            match step {
+                1 => {
+                    assert_eq!(
+                        reduced.gradients.get(&model.idle).unwrap().to_vec::<f32>().unwrap(),
+                        [1.0; 2]
+                    );
+                    assert!(reduced.unused.is_empty());
+                }
+                _ => {
+                    assert!(reduced.gradients.get(&model.idle).is_none());
+                    assert_eq!(reduced.unused, ["idle"]);
+                }
+            }
+        }
+    });
+}
+
+#[test]
+fn shards_without_samples_count_as_zeros() {
+    each(groups(2, 2), |group, device| {
+        let mut model = Mlp::new(&device);
+        let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+        let mut round = sync.register(&model).unwrap();
+        if group.rank() == 0 {
+            round.backward_of(&model.loss(0, 0, &device), 4, 4).unwrap();
+        } else {
+            round.skip().unwrap();
+        }
+        let reduced = round.wait().unwrap();
+        if group.rank() == 0 {
+            let plain = model.loss(0, 0, &device).backward();
+            let bias = &model.second.bias.as_ref().unwrap();
+            let (got, want) = (reduced.gradients.get(bias).unwrap(), plain.get(bias).unwrap());
+            assert_eq!(got.to_vec::<f32>().unwrap(), want.to_vec::<f32>().unwrap());
+        }
+    });
+}
+
+#[test]
+fn a_dropped_round_fails_everywhere_and_the_next_one_works() {
+    each(groups(2, 2), |group, device| {
+        let mut model = Mlp::new(&device);
+        let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+        for step in 0..4 {
+            let mut round = sync.register(&model).unwrap();
+            if step % 2 == 0 && group.rank() == 1 {
+                assert_eq!(sync.register(&model).err(), Some(Error::Open));
+                // As where something is thrown before backward.
+                drop(round);
+                continue;
+            }
+            differentiate(&mut round, &model, step, &device).unwrap();
+            match round.wait() {
+                Ok(_) => assert_eq!(step % 2, 1),
+                Err(Error::Group(kiln_group::Error::Poisoned { rank: 1, .. })) => assert_eq!(step % 2, 0),
+                Err(other) => panic!("{other}"),
+            }
+        }
+    });
+}
+
+#[test]
+fn misuse_is_told() {
+    let group = groups(1, 2).remove(0);
+    let device = device(0);
+    let mut model = Mlp::new(&device);
+    let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+    let twice = GradientSync::start(&group, &mut model, config()).err();
+    assert_eq!(twice, Some(Error::Group(kiln_group::Error::Claimed { name: "gradients".into() })));
+    let other = SyncConfig { name: "others".into(), ..config() };
+    let beside = GradientSync::start(&group, &mut model, other).unwrap();
+    let round = sync.register(&model).unwrap();
+    assert_eq!(round.wait().err(), Some(Error::Unfinished { rank: 0, left: 2 }));
+    let mut round = beside.register(&model).unwrap();
+    differentiate(&mut round, &model, 0, &device).unwrap();
+    let more = round.backward(&model.loss(0, 0, &device)).err();
+    assert_eq!(more, Some(Error::Shard { rank: 0, held: 2 }));
+    round.wait().unwrap();
+    sync.close().unwrap();
+    assert!(GradientSync::start(&group, &mut model, config()).is_ok(), "closed, it can start again");
+}
+
+#[test]
+fn a_rank_with_other_parameters_is_named() {
+    let errors = each(groups(2, 2), |group, device| {
+        let mut model = Linear::new(4, 2 + group.rank(), &device);
+        GradientSync::start(&group, &mut model, config()).err().map(|e| e.to_string()).unwrap_or_default()
+    });
+    let named = "rank 1 has other parameters than rank 0: `weight";
+    assert!(errors[1].starts_with(named), "{errors:?}");
+    assert!(errors[0].contains(named), "{errors:?}");
+}
+
+#[test]
+fn replicas_that_differ_are_noticed() {
+    let errors = each(groups(2, 2), |group, device| -> Result<(), Error> {
+        let mut model = Mlp::new(&device);
+        let sync = GradientSync::start(&group, &mut model, config())?;
+        for step in 0..4 {
+            if step == 1 && group.rank() == 1 {
+                let weight = model.second.weight.detach() + 1e-6;
+                model.second.weight = weight.requires_grad();
+            }
+            let mut round = sync.register(&model)?;
+            differentiate(&mut round, &model, step, &device)?;
+            round.wait()?;
+        }
+        Ok(())
+    });
+    for error in errors {
+        let text = error.unwrap_err().to_string();
+        assert_eq!(text, "rank 1 ended the group: its second.weight is not that of rank 0 at step 2");
+    }
+}
+
+/// A hook of the user's own: halves travel as f16.
+struct Halves;
+
+impl Compress for Halves {
+    fn name(&self) -> &str {
+        "halves"
+    }
+    fn wire(&self, _: DType) -> DType {
+        DType::F16
+    }
+    fn encode(&self, gradient: &Tensor) -> Tensor {
+        (gradient * 0.5).to_dtype(DType::F16)
+    }
+    fn decode(&self, sum: &Tensor, dtype: DType) -> Tensor {
+        sum.to_dtype(dtype) * 2.0
+    }
+}
+
+#[test]
+fn a_hook_of_the_users_own_gives_the_same_bits_at_any_number_of_ranks() {
+    let config = SyncConfig { compress: Some(Arc::new(Halves)), ..config() };
+    let want = alone(4, config.clone());
+    assert_ne!(want, alone(4, self::config()), "it is lossy");
+    for got in each(groups(4, 4), |group, device| {
+        seed(1);
+        let mut model = Mlp::new(&device);
+        let sync = GradientSync::start(&group, &mut model, config.clone()).unwrap();
+        train(&sync, &mut model, &device).unwrap()
+    }) {
+        assert_eq!(got, want);
+    }
+}
