@@ -5,6 +5,7 @@ mod bench;
 mod conform;
 mod demo;
 mod devices;
+mod flight;
 mod launch;
 mod replay;
 mod serve;
@@ -36,6 +37,8 @@ enum Command {
     Devices(devices::Args),
     /// Start a program as several ranks of one job.
     Launch(launch::Args),
+    /// Say which rank of a failed job is to blame, from the records that its ranks left.
+    Flight(flight::Args),
     /// Train across two servers, kill one, and end with the same bits.
     Demo(demo::Args),
     /// Let others compute on this machine.
@@ -54,6 +57,7 @@ fn main() -> ExitCode {
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
         Command::Launch(args) => launch::run(args),
+        Command::Flight(args) => flight::run(args),
         Command::Demo(args) => demo::run(args),
         Command::Serve(args) => serve::run(args),
         Command::Ps(args) => watch::ps(args),

@@ -2,12 +2,13 @@
 
 use crate::recorder::{Dump, Record, State};
 use crate::{Error, Signature};
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::path::Path;
 
 /// What the records of all ranks say together.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Verdict {
     /// How many ranks the job had.
     pub world: usize,
@@ -22,7 +23,8 @@ pub struct Verdict {
 }
 
 /// What went wrong first.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, PartialEq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Finding {
     /// At this place of a group, ranks were not at the same collective: each rank's call, with its line.
     Differs {
@@ -178,6 +180,15 @@ fn late(groups: &BTreeMap<u64, Places>) -> BTreeMap<usize, u64> {
     sums.into_iter().map(|(rank, (sum, count))| (rank, sum / count)).collect()
 }
 
+impl Verdict {
+    /// The rank that all others wait for, where one comes much later than the rest.
+    pub fn straggler(&self) -> Option<(usize, u64)> {
+        let (&rank, &most) = self.late.iter().max_by_key(|(_, micros)| **micros)?;
+        let next = self.late.iter().filter(|(r, _)| **r != rank).map(|(_, micros)| *micros).max()?;
+        (most > 1000 && most > 2 * next).then_some((rank, most))
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "records of {} of {} ranks", self.ranks.len(), self.world)?;
@@ -206,6 +217,9 @@ impl fmt::Display for Verdict {
         }
         for (rank, micros) in &self.late {
             writeln!(f, "rank {rank} came {micros} µs after the first on average")?;
+        }
+        if let Some((rank, micros)) = self.straggler() {
+            writeln!(f, "straggler: rank {rank}, {micros} µs behind on average")?;
         }
         Ok(())
     }
@@ -249,6 +263,9 @@ mod tests {
         );
         assert_eq!(verdict.late, BTreeMap::from([(0, 0), (1, 50), (2, 100)]));
         assert!(verdict.to_string().contains("culprit: rank 1"), "{verdict}");
+        assert_eq!(verdict.straggler(), None);
+        let late = BTreeMap::from([(0, 5), (1, 90), (2, 5000)]);
+        assert_eq!(Verdict { late, ..verdict }.straggler(), Some((2, 5000)));
     }
 
     #[test]

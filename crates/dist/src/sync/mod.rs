@@ -16,6 +16,7 @@ mod round;
 mod start;
 
 pub use compress::{Bf16, Compress};
+pub(crate) use fill::{Lent, Piece, fill};
 pub use round::{Reduced, Round};
 
 use crate::Error;
