@@ -162,14 +162,14 @@ fn ranks_with_several_shards_are_refused() {
 
 #[test]
 fn devices_of_one_program() {
-    let devices: Vec<Device> = (0..3).map(|i| Device::open(&format!("cpu:{i}")).unwrap()).collect();
+    let devices: Vec<Device> = (0..4).map(|i| Device::open(&format!("cpu:{i}")).unwrap()).collect();
     for dtype in DTYPES {
         for reduce in Reduce::ALL.into_iter().filter(|r| r.fits(dtype).is_ok()) {
-            for shape in [&[3usize, 5][..], &[0, 2]] {
+            for shape in [&[4usize, 5][..], &[0, 2]] {
                 let on = |(i, d): (usize, &Device)| values(i, shape, dtype, d);
                 let tensors: Vec<Tensor> = devices.iter().enumerate().map(on).collect();
                 let n: usize = shape.iter().product();
-                let want = combined(reduce, dtype, 3, n);
+                let want = combined(reduce, dtype, 4, n);
                 for (t, device) in all_reduce_devices(&tensors, reduce).unwrap().iter().zip(&devices) {
                     assert_eq!((t.dtype(), &t.device()), (dtype, device));
                     assert_eq!(numbers(t), want, "{reduce} {dtype}");
@@ -181,7 +181,7 @@ fn devices_of_one_program() {
     }
     let x: Vec<Tensor> = devices.iter().map(|d| Tensor::ones([2], d).requires_grad()).collect();
     let all = all_gather_devices(&x).unwrap();
-    assert_eq!(all[1].to_vec::<f32>().unwrap(), [1.0; 6]);
+    assert_eq!(all[1].to_vec::<f32>().unwrap(), [1.0; 8]);
     let copies = broadcast_devices(&x[0], &devices).unwrap();
     assert_eq!(copies[2].to_vec::<f32>().unwrap(), [1.0; 2]);
     let y = all_reduce_devices(&x, Reduce::Sum).unwrap();

@@ -637,7 +637,16 @@ impl Inner {
     }
 
     fn leave(&self) {
-        self.engine.leave(lock(&self.queue).last);
+        let queue = lock(&self.queue);
+        // A contribution that failed and has not been laid out is the reason why the others wait in vain.
+        let failed = queue.open.iter().find_map(|ticket| match &*lock(&ticket.slot) {
+            Slot::Open(buffer) => buffer.poison.clone(),
+            Slot::Promised | Slot::Running | Slot::Ended(_) | Slot::Taken => None,
+        });
+        if let Some(reason) = failed {
+            self.engine.abort(&Error::Poisoned { rank: self.rank, reason });
+        }
+        self.engine.leave(queue.last);
     }
 }
 

@@ -56,8 +56,10 @@ struct Work {
     missing: Vec<usize>,
     promises: Vec<Option<Promise>>,
     pending: Vec<Pending>,
-    spread: Option<Pending>,
-    mask: Option<Pending>,
+    /// Rank 0's order for all, where it is not settled yet.
+    spread: Option<(Option<Promise>, Pending)>,
+    /// Which parameters are used anywhere, where some may be unused.
+    mask: Option<(Option<Promise>, Pending)>,
     hashes: Option<(Pending, Vec<u64>)>,
     copied: u64,
     failed: Option<Error>,
@@ -137,6 +139,15 @@ impl Inner {
                     group.promise(call.tagged(bucket.tag), bucket.dtype.bytes(bucket.length))?;
                 work.promises.push(Some(promise));
                 work.pending.push(pending);
+            }
+            if self.config.unused == Unused::Zeros {
+                let call = Call::new(Op::AllReduce(Reduce::Max), DType::U8);
+                let (promise, pending) = group.promise(call, count)?;
+                work.mask = Some((Some(promise), pending));
+            }
+            if !work.plan.settled {
+                let (promise, pending) = group.promise(Call::new(Op::Broadcast(0), DType::U8), 4 * count)?;
+                work.spread = Some((Some(promise), pending));
             }
         }
         Ok(work)
@@ -273,7 +284,12 @@ impl Round {
 
 impl Drop for Round {
     fn drop(&mut self) {
-        self.sync.0.lock().open = false;
+        let inner = &self.sync.0;
+        inner.lock().open = false;
+        // The others take this step; a rank that does not is no longer like them.
+        if let (Some(_), Way::Ranks(group), true) = (&self.work, &inner.way, self.next == self.held.end) {
+            group.abort("a step was dropped after its backward, before its wait");
+        }
     }
 }
 
@@ -404,17 +420,11 @@ impl Work {
             self.promises.drain(..).flatten().for_each(|promise| promise.fail(&error.to_string()));
             return Err(error);
         }
-        if let (Way::Ranks(group), true) = (&turn.inner.way, turn.is_last()) {
-            if turn.inner.config.unused == Unused::Zeros {
-                let used: Vec<u8> = self.used.iter().map(|&used| used as u8).collect();
-                let mut buffer = group.buffer(used.len())?;
-                (0..buffer.parts()).for_each(|part| buffer.part_mut(part).copy_from_slice(&used));
-                self.mask = Some(group.all_reduce(Reduce::Max, DType::U8, buffer)?);
-            }
-            if !self.plan.settled {
-                let order: Vec<u8> = self.order.iter().flat_map(|&e| (e as u32).to_le_bytes()).collect();
-                self.spread = Some(spread(group, &order)?);
-            }
+        if turn.is_last() {
+            let used = || self.used.iter().map(|&used| used as u8).collect();
+            let order = || self.order.iter().flat_map(|&e| (e as u32).to_le_bytes()).collect();
+            keep(&mut self.mask, used)?;
+            keep(&mut self.spread, order)?;
         }
         self.failed.take().map_or(Ok(()), Err)
     }
@@ -480,13 +490,13 @@ impl Work {
             return Err(error.into());
         }
         let order = match self.spread.take() {
-            Some(pending) => {
+            Some((_, pending)) => {
                 let number = |b: &[u8]| b.iter().rev().fold(0, |n, &b| n << 8 | b as usize);
                 Some(pending.wait()?.chunks(4).map(number).collect())
             }
             None => None,
         };
-        if let Some(pending) = self.mask.take() {
+        if let Some((_, pending)) = self.mask.take() {
             self.used = pending.wait()?.iter().map(|&used| used != 0).collect();
         }
         Ok((sums.into_iter().flatten().collect(), order))
@@ -517,6 +527,18 @@ impl Work {
         }
         Ok(reduced)
     }
+}
+
+/// Keeps a promise with these bytes for all of a rank's parts.
+fn keep(
+    waiting: &mut Option<(Option<Promise>, Pending)>,
+    bytes: impl FnOnce() -> Vec<u8>,
+) -> Result<(), Error> {
+    let Some(promise) = waiting.as_mut().and_then(|(promise, _)| promise.take()) else { return Ok(()) };
+    let mut buffer = promise.buffer()?;
+    let bytes = bytes();
+    (0..buffer.parts()).for_each(|part| buffer.part_mut(part).copy_from_slice(&bytes));
+    Ok(promise.give(buffer)?)
 }
 
 /// Told apart are bytes that differ, not more: ranks mean well.

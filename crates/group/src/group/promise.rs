@@ -82,12 +82,13 @@ impl Inner {
             }
             *slot = Slot::Open(buffer);
         }
-        let head = {
+        // Calls behind it may be ready, and need somebody who drives.
+        let only = {
             let queue = lock(&self.queue);
             self.kept.notify_all();
-            queue.open.front().is_some_and(|front| Arc::ptr_eq(front, ticket))
+            queue.open.len() == 1 && queue.open.front().is_some_and(|front| Arc::ptr_eq(front, ticket))
         };
-        if !(head && self.laid(ticket)) {
+        if !(only && self.laid(ticket)) {
             self.wake();
         }
     }
