@@ -81,7 +81,27 @@ fn shm() {
         });
         report(at.rank, before, bytes, micros);
         group.barrier().expect("all ranks");
+        if before == Before::Nothing && bytes >= 1 << 20 {
+            payload(&group, bytes);
+        }
     }
+}
+
+/// Tells what one all-reduce makes this rank read from and write to the memory of others.
+fn payload(group: &Group, bytes: usize) {
+    let earlier = group.traffic();
+    let buffer = group.buffer(bytes).expect("memory");
+    let call = Call::new(Op::AllReduce(Reduce::Sum), DType::F32);
+    drop(group.run(call, buffer).expect("a sum"));
+    let now = group.traffic();
+    let (read, written) = (now.read - earlier.read, now.written - earlier.written);
+    let n = group.ranks() as f64;
+    let bound = 2.0 * (n - 1.0) / n * bytes as f64;
+    println!(
+        "PAYLOAD rank {} of {n}: {bytes} bytes: {read} read and {written} written, {:.3} of 2(n-1)/n S",
+        group.rank(),
+        (read + written) as f64 / bound
+    );
 }
 
 fn cases() -> impl Iterator<Item = (Before, usize)> {
@@ -145,7 +165,16 @@ fn ours(world: usize) -> Times {
     };
     let ranks: Vec<_> = (0..world).map(start).collect();
     let texts = ranks.into_iter().map(|r| String::from_utf8(r.wait_with_output().expect("an end").stdout));
-    texts.flatten().map(|text| times(&text)).fold(Times::new(), |a, b| a.into_iter().chain(b).collect())
+    let texts: Vec<String> = texts.flatten().collect();
+    // Counts are the same every time.
+    static TOLD: std::sync::Mutex<Vec<usize>> = std::sync::Mutex::new(Vec::new());
+    let mut told = TOLD.lock().expect("one thread");
+    if !told.contains(&world) {
+        told.push(world);
+        let lines = texts.iter().flat_map(|text| text.lines());
+        lines.filter_map(|l| l.strip_prefix("PAYLOAD ")).for_each(|l| println!("{l}"));
+    }
+    texts.iter().map(|text| times(text)).fold(Times::new(), |a, b| a.into_iter().chain(b).collect())
 }
 
 fn theirs(world: usize) -> Times {

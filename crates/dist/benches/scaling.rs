@@ -1,0 +1,248 @@
+//! What gradient sync costs: two processes of one thread each, with and without it, and one process alone.
+//!
+//! `cargo bench -p kiln-dist` starts the processes. In each, stretches of steps with and without sync take turns, and
+//! all processes do the same at the same time; figures are medians of stretches. `weak` is the time of a step without
+//! sync over that with it, two processes at once. `cost` is what a sync adds with one worker. `hidden` is the share of
+//! the exchange's time that backward covers on a link made slow on purpose, with buckets of 1 MiB. `KILN_GLOO` is a
+//! Python with torch, whose DDP is measured beside it.
+#![allow(missing_docs)]
+
+use kiln_dist::{Config, GradientSync, Group, Identity, Rendezvous, SyncConfig};
+use kiln_nn::{Adam, Attention, Embedding, LayerNorm, Linear, Module, Optimizer, module};
+use kiln_tensor::{DType, Device, Tensor};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Steps of a stretch, by model.
+const STEPS: [(&str, usize); 2] = [("mlp", 12), ("gpt", 3)];
+const STRETCHES: usize = 8;
+
+fn main() {
+    match std::env::var("KILN_BENCH_SIDE").as_deref() {
+        Ok(side) => rank(side),
+        Err(_) => compare(),
+    }
+}
+
+struct Mlp {
+    layers: Vec<Linear>,
+}
+module!(Mlp { layers });
+
+struct Gpt {
+    tokens: Embedding,
+    places: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+}
+module!(Gpt { tokens, places, blocks, norm, head });
+
+struct Block {
+    first: LayerNorm,
+    attention: Attention,
+    second: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+module!(Block { first, attention, second, up, down });
+
+/// A model with data of its own: something to train.
+trait Task: Module {
+    fn loss(&self, device: &Device) -> Tensor;
+}
+
+impl Task for Mlp {
+    fn loss(&self, device: &Device) -> Tensor {
+        let x = Tensor::full([256, 784], 0.5, DType::F32, device);
+        let y = Tensor::full([256], 3, DType::I64, device);
+        let first = self.layers[0].forward(&x);
+        let logits = self.layers[1..].iter().fold(first, |x, layer| layer.forward(&x.relu()));
+        logits.cross_entropy(&y)
+    }
+}
+
+const VOCABULARY: usize = 1000;
+
+impl Task for Gpt {
+    fn loss(&self, device: &Device) -> Tensor {
+        let ids = Tensor::full([8, 128], 7, DType::I64, device);
+        let mut x = self.tokens.forward(&ids) + &self.places.weight;
+        for block in &self.blocks {
+            x = &x + block.attention.forward(&block.first.forward(&x));
+            let y = block.up.forward(&block.second.forward(&x)).gelu_tanh();
+            x = &x + block.down.forward(&y);
+        }
+        let logits = self.head.forward(&self.norm.forward(&x)).reshape([-1, VOCABULARY as isize]);
+        logits.cross_entropy(&ids.reshape([-1]))
+    }
+}
+
+fn mlp(device: &Device) -> Mlp {
+    let sizes = [784, 512, 512, 10];
+    Mlp { layers: sizes.windows(2).map(|pair| Linear::new(pair[0], pair[1], device)).collect() }
+}
+
+fn gpt(device: &Device) -> Gpt {
+    let width = 256;
+    let block = |_| Block {
+        first: LayerNorm::new(width, device),
+        attention: Attention::new(width, 4, device).causal(),
+        second: LayerNorm::new(width, device),
+        up: Linear::new(width, 4 * width, device),
+        down: Linear::new(4 * width, width, device),
+    };
+    Gpt {
+        tokens: Embedding::new(VOCABULARY, width, device),
+        places: Embedding::new(128, width, device),
+        blocks: (0..4).map(block).collect(),
+        norm: LayerNorm::new(width, device),
+        head: Linear::new(width, VOCABULARY, device).without_bias(),
+    }
+}
+
+fn rank(side: &str) {
+    kiln_tensor::set_threads(1);
+    let at = Rendezvous::from_env().expect("variables").expect("started as a rank");
+    let (what, name) = side.split_once(' ').expect("a measurement and a model");
+    let device = Device::cpu();
+    match name {
+        "mlp" => measure(&at, what, name, &mut mlp(&device), &device),
+        _ => measure(&at, what, name, &mut gpt(&device), &device),
+    }
+}
+
+/// A model being trained.
+struct Run<'a, T> {
+    model: &'a mut T,
+    optimizer: Adam,
+    device: Device,
+    steps: usize,
+}
+
+impl<T: Task> Run<'_, T> {
+    /// The time of a step, over some that all processes begin together.
+    fn stretch(&mut self, group: &Group, sync: Option<&GradientSync>) -> Duration {
+        group.barrier().expect("all ranks");
+        let begun = Instant::now();
+        for _ in 0..self.steps {
+            let loss = self.model.loss(&self.device);
+            match sync {
+                Some(sync) => {
+                    let mut round = sync.register(self.model).expect("a round");
+                    round.backward(&loss).expect("a backward");
+                    let reduced = round.wait().expect("gradients");
+                    self.optimizer.step(self.model, &reduced.gradients);
+                }
+                None => {
+                    let gradients = loss.backward();
+                    self.optimizer.step(self.model, &gradients);
+                }
+            }
+        }
+        self.device.sync().expect("computed");
+        begun.elapsed() / self.steps as u32
+    }
+}
+
+fn measure(at: &Rendezvous, what: &str, name: &str, model: &mut impl Task, device: &Device) {
+    let hidden = what == "hidden";
+    let bytes: usize = model.parameters().iter().map(|(_, p)| p.meta().bytes()).sum();
+    let join = |job: &str, rate: Option<u64>| {
+        let at = Rendezvous { job: format!("{}-{job}", at.job), ..at.clone() };
+        let config = Config { rate, threads: 1, ..Config::default() };
+        Group::join(&at, Identity::new(name, "f32", ""), config).expect("all ranks")
+    };
+    let others = if hidden { 1 << 20 } else { 25 << 20 };
+    let settings = SyncConfig { check: None, others, ..SyncConfig::default() };
+    let group = join("free", None);
+    let sync = GradientSync::start(&group, model, settings.clone()).expect("a sync");
+    let steps = STEPS.iter().find(|(n, _)| *n == name).map_or(1, |(_, steps)| *steps);
+    let mut run = Run { model, optimizer: Adam::new(1e-4), device: device.clone(), steps };
+    // Plans, buffers and caches.
+    run.stretch(&group, None);
+    run.stretch(&group, Some(&sync));
+    let warm = run.stretch(&group, Some(&sync));
+    let mut comm = Duration::ZERO;
+    let slow = hidden.then(|| {
+        // The exchange takes a third of a step, by the clock of rank 0.
+        let own = group.buffer_of(&(warm.as_nanos() as u64).to_le_bytes()).expect("memory");
+        let first = group.broadcast(0, DType::U8, own).and_then(|p| p.wait()).expect("all ranks");
+        comm = Duration::from_nanos(first.iter().rev().fold(0, |n, &b| n << 8 | b as u64)) / 3;
+        let slow = join("slow", Some((bytes as f64 / comm.as_secs_f64()) as u64));
+        let sync = GradientSync::start(&slow, run.model, settings).expect("a sync");
+        run.stretch(&group, Some(&sync));
+        sync
+    });
+    let mut times = (Vec::new(), Vec::new());
+    for _ in 0..STRETCHES {
+        times.0.push(run.stretch(&group, slow.as_ref().and(Some(&sync))));
+        times.1.push(run.stretch(&group, slow.as_ref().or(Some(&sync))));
+    }
+    let millis = |t: Duration| t.as_secs_f64() * 1e3;
+    if at.rank == 0 {
+        println!("TIME {} {} {}", millis(median(times.0)), millis(median(times.1)), millis(comm));
+        let stats = sync.stats();
+        println!("COPIED {}", stats.copied / stats.rounds.max(1));
+    }
+    group.barrier().expect("all ranks");
+}
+
+fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Milliseconds a step without and with, and of the exchange; bytes copied a step.
+fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 3], u64)> {
+    let exe = std::env::current_exe().expect("a path");
+    let start = |rank: usize| {
+        Command::new(&exe)
+            .env("KILN_BENCH_SIDE", format!("{what} {name}"))
+            .env("KILN_THREADS", "1")
+            .env("KILN_RANK", rank.to_string())
+            .env("KILN_WORLD", world.to_string())
+            .env("KILN_JOB", format!("scaling-{}", std::process::id()))
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("a process")
+    };
+    let ranks: Vec<_> = (0..world).map(start).collect();
+    let texts = ranks.into_iter().map(|r| r.wait_with_output().expect("an end").stdout);
+    let text: String = texts.map(|t| String::from_utf8_lossy(&t).into_owned()).collect();
+    let line = |word: &str| text.lines().find_map(|l| l.strip_prefix(word));
+    let mut times = line("TIME ")?.split(' ').map(|t| t.parse().ok());
+    let times = [times.next()??, times.next()??, times.next()??];
+    Some((times, line("COPIED ")?.parse().ok()?))
+}
+
+/// The same of PyTorch's DDP.
+fn ddp(world: usize, name: &str) -> Option<[f64; 2]> {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/ddp.py");
+    let python = std::env::var_os("KILN_GLOO")?;
+    let out = Command::new(python).args([script, &world.to_string(), name]).output().ok()?;
+    let text = String::from_utf8_lossy(&out.stdout).into_owned();
+    let mut times = text.lines().find_map(|l| l.strip_prefix("TIME "))?.split(' ').map(|t| t.parse().ok());
+    Some([times.next()??, times.next()??])
+}
+
+fn compare() {
+    println!("{:>8} {:>6} {:>12} {:>12}  figure", "what", "model", "without", "with");
+    for (name, _) in STEPS {
+        for (what, world) in [("weak", 2), ("cost", 1), ("hidden", 2)] {
+            let Some(([a, b, comm], copied)) = ours(world, what, name) else {
+                println!("{what:>8} {name:>6} failed");
+                continue;
+            };
+            let figure = match what {
+                "weak" => format!("efficiency {:.3}, {copied} bytes copied a step", a / b),
+                "cost" => format!("{:+.1} %", (b / a - 1.0) * 100.0),
+                _ => format!("{:.0} % of {comm:.1} ms hidden", (1.0 - (b - a) / comm) * 100.0),
+            };
+            println!("{what:>8} {name:>6} {a:>9.2} ms {b:>9.2} ms  {figure}");
+        }
+        if let Some([a, b]) = ddp(2, name) {
+            println!("{:>8} {name:>6} {a:>9.2} ms {b:>9.2} ms  efficiency {:.3}", "DDP", a / b);
+        }
+    }
+}
