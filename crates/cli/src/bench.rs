@@ -6,6 +6,7 @@
 
 mod bandwidth;
 mod measure;
+mod memory;
 
 mod elementwise;
 mod overhead;
@@ -213,7 +214,7 @@ struct Report {
 impl Report {
     fn new(json: bool, machine: Machine) -> Report {
         if !json {
-            let head = ["median ms", "min ms", "first ms", "GB/s", "of copy"];
+            let head = ["median ms", "min ms", "first ms", "moved", "GB/s", "of copy"];
             print!("{:<32}", "benchmark");
             head.iter().for_each(|column| print!(" {column:>10}"));
             println!();
@@ -245,6 +246,7 @@ impl Report {
             print!("{name:<32} {first:>10.4}");
             rest.iter().for_each(|ms| print!(" {ms:>10.4}"));
             if let (Some(rate), Some(host)) = (rate, host) {
+                print!(" {:>10}", over_least(&times).map_or(String::new(), |times| format!("{times:.2}x")));
                 print!(" {rate:>10.2} {:>9.0}%", rate / host.copy * 100.0);
             }
             println!();
@@ -258,12 +260,23 @@ impl Report {
             line["bytes"] = json!(bytes);
             line["gbs"] = json!(rounded(rate));
         }
+        if let Some(moved) = times.moved {
+            line["moved_bytes"] = json!(moved);
+        }
+        if let Some(grown) = times.grown {
+            line["grown_bytes"] = json!(grown);
+        }
         if let Some(host) = host {
             line["copy_gbs"] = json!(rounded(host.copy));
             line["read_gbs"] = json!(rounded(host.read));
         }
         println!("{line}");
     }
+}
+
+/// The bytes moved over the fewest that would do.
+fn over_least(times: &Times) -> Option<f64> {
+    Some(times.moved? as f64 / times.bytes? as f64)
 }
 
 /// To five decimals.

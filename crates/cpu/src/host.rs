@@ -13,6 +13,7 @@ use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::any::Any;
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -181,6 +182,10 @@ impl<K: Kernels> Drop for HostDevice<K> {
 impl<K: Kernels> Device for HostDevice<K> {
     fn info(&self) -> DeviceInfo {
         self.shared.kernels.info()
+    }
+
+    fn any(&self) -> Option<&dyn Any> {
+        Some(self)
     }
 
     fn submit(&self, batch: Batch) {

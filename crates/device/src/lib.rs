@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod batch;
+mod before;
 mod data;
 mod error;
 mod info;

@@ -2,8 +2,8 @@
 //! trace that Chrome's viewer and Perfetto open. Timing an operation means waiting for it, so a profiled program is
 //! slower and its operations do not overlap.
 
-use crate::{Batch, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Room, Urgency};
-use kiln_ir::{Id, Item, Meta, Op, infer};
+use crate::{Batch, Data, Device, DeviceInfo, Error, Pending, Place, Urgency};
+use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::path::{Path, PathBuf};
@@ -157,46 +157,7 @@ impl Device for Profile {
         self.inner.sync()
     }
 
-    fn supports(&self, op: &Op, ins: &[Meta]) -> bool {
-        self.inner.supports(op, ins)
-    }
-
-    fn supports_all(&self) -> bool {
-        self.inner.supports_all()
-    }
-
-    fn memory(&self) -> Memory {
-        self.inner.memory()
-    }
-
-    fn cleanup(&self) {
-        self.inner.cleanup();
-    }
-
-    fn failures(&self) -> Vec<Error> {
-        self.inner.failures()
-    }
-
-    fn limit(&self, bytes: Option<usize>) {
-        self.inner.limit(bytes);
-    }
-
-    fn stage(&self, data: Vec<Data>) -> Vec<Data> {
-        self.inner.stage(data)
-    }
-
-    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
-        self.inner.room(len, place)
-    }
-
-    fn events(&self) -> Vec<String> {
-        self.inner.events()
-    }
-
-    fn close(&self) {
-        let _ = self.flush();
-        self.inner.close();
-    }
+    crate::before::handed_on!();
 
     fn flush(&self) -> Result<(), Error> {
         if let Some(path) = &self.path {

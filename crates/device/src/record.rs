@@ -5,9 +5,9 @@
 //! bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
 //! gives equal results or says which read differs.
 
-use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Memory, Pending, Place, Room, Urgency, pending};
+use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Pending, Place, Urgency, pending};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
-use kiln_ir::{DType, Id, Meta, Op};
+use kiln_ir::{DType, Id};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -194,46 +194,7 @@ impl Device for Record {
         self.inner.sync()
     }
 
-    fn supports(&self, op: &Op, ins: &[Meta]) -> bool {
-        self.inner.supports(op, ins)
-    }
-
-    fn supports_all(&self) -> bool {
-        self.inner.supports_all()
-    }
-
-    fn memory(&self) -> Memory {
-        self.inner.memory()
-    }
-
-    fn cleanup(&self) {
-        self.inner.cleanup();
-    }
-
-    fn failures(&self) -> Vec<Error> {
-        self.inner.failures()
-    }
-
-    fn limit(&self, bytes: Option<usize>) {
-        self.inner.limit(bytes);
-    }
-
-    fn stage(&self, data: Vec<Data>) -> Vec<Data> {
-        self.inner.stage(data)
-    }
-
-    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
-        self.inner.room(len, place)
-    }
-
-    fn events(&self) -> Vec<String> {
-        self.inner.events()
-    }
-
-    fn close(&self) {
-        let _ = self.flush();
-        self.inner.close();
-    }
+    crate::before::handed_on!();
 
     fn flush(&self) -> Result<(), Error> {
         let mut state = self.tape.state.lock().unwrap_or_else(|e| e.into_inner());

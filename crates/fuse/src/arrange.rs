@@ -54,7 +54,7 @@ pub(crate) fn arrange<V: 'static>(
         }
         steps.extend(after);
     }
-    Some(Plan { groups, steps, items: window.items.len() })
+    Some(Plan { groups, steps, items: window.items.len(), again: Vec::new() })
 }
 
 /// The units in an order in which they can run, the earliest first where there is a choice.

@@ -2,10 +2,12 @@
 //! written beside and then renamed, so that readers see whole files only. A file that is damaged or was written by
 //! something else is passed over with a warning.
 
+use crate::again::{Again, write};
 use crate::arrange::arrange;
 use crate::plan::{Group, Plan};
 use crate::{Fuser, Window};
 use kiln_ir::wire::{Reader, WireError, Writer};
+use kiln_ir::{Id, Item, Meta};
 use rustc_hash::FxHasher;
 use std::hash::{Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -13,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const MAGIC: &[u8; 8] = b"kilnplan";
 /// Changes whenever the form of the files or the meaning of a structure does.
-const FORMAT: u32 = 1;
+const FORMAT: u32 = 2;
 
 pub(crate) struct Disk {
     dir: PathBuf,
@@ -44,10 +46,11 @@ impl Disk {
         structure: &[u64],
         window: &Window<'_>,
         fusers: &[Box<dyn Fuser<V>>],
+        outside: impl Fn(Id) -> Option<Meta>,
     ) -> Option<Plan<V>> {
         let path = self.path(hash);
         let bytes = std::fs::read(&path).ok()?;
-        match self.read(&bytes, structure, window, fusers) {
+        match self.read(&bytes, structure, window, fusers, outside) {
             Ok(plan) => Some(plan),
             Err(reason) => {
                 warn(&path, &reason);
@@ -62,6 +65,7 @@ impl Disk {
         structure: &[u64],
         window: &Window<'_>,
         fusers: &[Box<dyn Fuser<V>>],
+        outside: impl Fn(Id) -> Option<Meta>,
     ) -> Result<Plan<V>, String> {
         let body = bytes.strip_prefix(MAGIC).ok_or("it is not a plan")?;
         let (body, sum) = body.split_last_chunk::<4>().ok_or("it is cut")?;
@@ -82,6 +86,21 @@ impl Disk {
         if words != structure.len() {
             return Err("it is for another window".into());
         }
+        let again = again(&mut r).map_err(bad)?;
+        let fits = |at: &usize| window.items.get(*at).is_some_and(|item| matches!(item, Item::Run(_)));
+        if !again.iter().all(|a| !a.users.is_empty() && a.nodes.iter().chain(&a.users).all(fits)) {
+            return Err("what it repeats is not in the window".into());
+        }
+        let written;
+        let wider;
+        let window = match &again[..] {
+            [] => window,
+            again => {
+                written = write(window.items, again).items;
+                wider = Window::new(&written, outside).ok_or("what it repeats does not fit the window")?;
+                &wider
+            }
+        };
         let mut owner = vec![None; window.items.len()];
         let mut groups = Vec::new();
         for number in 0..r.length(1).map_err(bad)? {
@@ -95,7 +114,8 @@ impl Disk {
             }
             groups.push(group);
         }
-        arrange(window, groups, &owner).ok_or_else(|| "its groups wait for each other".into())
+        let plan = arrange(window, groups, &owner).ok_or("its groups wait for each other")?;
+        Ok(Plan { again, ..plan })
     }
 
     /// Saves a plan. Where that is not possible there is a warning, and nothing else.
@@ -104,11 +124,15 @@ impl Disk {
         w.text(&self.tag);
         w.int(structure.len() as u64);
         structure.iter().for_each(|&word| w.int(word));
+        w.int(plan.again.len() as u64);
+        for Again { nodes, users } in &plan.again {
+            places(&mut w, nodes);
+            places(&mut w, users);
+        }
         w.int(plan.groups.len() as u64);
         for group in &plan.groups {
             w.text(&group.fuser);
-            w.int(group.places.len() as u64);
-            group.places.iter().for_each(|&at| w.int(at as u64));
+            places(&mut w, &group.places);
             w.blob(&group.optimization.state());
         }
         let mut bytes = MAGIC.to_vec();
@@ -130,10 +154,22 @@ impl Disk {
     }
 }
 
+fn places(w: &mut Writer, places: &[usize]) {
+    w.int(places.len() as u64);
+    places.iter().for_each(|&at| w.int(at as u64));
+}
+
+fn read_places(r: &mut Reader<'_>) -> Result<Vec<usize>, WireError> {
+    (0..r.length(1)?).map(|_| Ok(r.int()? as usize)).collect()
+}
+
+fn again(r: &mut Reader<'_>) -> Result<Vec<Again>, WireError> {
+    (0..r.length(1)?).map(|_| Ok(Again { nodes: read_places(r)?, users: read_places(r)? })).collect()
+}
+
 fn group<V>(r: &mut Reader<'_>, fusers: &[Box<dyn Fuser<V>>]) -> Result<Option<Group<V>>, WireError> {
     let fuser = r.text()?;
-    let count = r.length(1)?;
-    let places = (0..count).map(|_| Ok(r.int()? as usize)).collect::<Result<Vec<_>, WireError>>()?;
+    let places = read_places(r)?;
     let state = r.blob()?;
     let made = fusers.iter().find(|f| f.name() == fuser).and_then(|f| f.rebuild(state));
     Ok(made.filter(|made| made.len() == places.len() && !places.is_empty()).map(|optimization| {

@@ -4,8 +4,10 @@
 //! with those that look like it, then its structure is looked up, then the cache on disk, and only then is a plan
 //! searched for.
 
+use crate::again::{improve, write};
 use crate::disk::Disk;
 use crate::lowered::Lowered;
+use crate::moved::moved;
 use crate::observer::{Planned, Print};
 use crate::search::search;
 use crate::store::Store;
@@ -59,6 +61,8 @@ pub struct Stats {
     pub launches: u64,
     /// Groups whose nodes ran by themselves after all.
     pub fallbacks: u64,
+    /// Bytes that launches read from outside themselves and left behind, each once.
+    pub moved: u64,
 }
 
 /// What the engine asks the device about a window.
@@ -190,29 +194,42 @@ impl<V: 'static> Engine<V> {
         let hash = self.relative.hash();
         let written = source.lower(items);
         let whole = written.as_deref().unwrap_or(items);
-        let kept = self.store.plan(hash, self.relative.structure()).filter(|plan| plan.items == whole.len());
-        let plan = match kept {
+        let plan = match self.store.plan(hash, self.relative.structure()) {
             Some(plan) => {
                 self.stats.hits += 1;
                 plan
             }
             None => self.make(hash, whole, source)?,
         };
+        let (written, twins) = match &plan.again[..] {
+            [] => (written, Vec::new()),
+            again => {
+                let again = write(whole, again);
+                (Some(again.items), again.twins)
+            }
+        };
+        let whole = written.as_deref().unwrap_or(items);
+        if plan.items != whole.len() {
+            return None;
+        }
         let template = Template::new(items, &known);
         // Fills in the names, and makes sure that the window will be recognised.
         if !template.matches(items, &mut self.names, |id| source.meta(id)) {
             return None;
         }
-        let lowered = written.map(|written| Lowered::new(items, written, &self.names.ids));
-        let at = self.store.keep_instance(template, lowered, plan, hash, fingerprint(items));
+        let moved = moved(&plan, &Window::new(whole, |id| source.meta(id))?);
+        let lowered = written.map(|written| Lowered::new(items, written, &self.names.ids, &twins));
+        let at = self.store.keep_instance(template, lowered, plan, moved, hash, fingerprint(items));
         self.store.shrink(self.limits.bytes);
         Some(at)
     }
 
     fn make(&mut self, hash: u64, items: &[Item], source: &impl Source) -> Option<Arc<Plan<V>>> {
         let structure = self.relative.structure();
-        let window = Window::new(items, |id| source.meta(id))?;
-        let saved = self.disk.as_ref().and_then(|disk| disk.load(hash, structure, &window, &self.fusers));
+        let outside = |id| source.meta(id);
+        let window = Window::new(items, outside)?;
+        let saved =
+            self.disk.as_ref().and_then(|disk| disk.load(hash, structure, &window, &self.fusers, outside));
         let loaded = saved.is_some();
         let plan = match saved {
             Some(plan) => {
@@ -221,6 +238,7 @@ impl<V: 'static> Engine<V> {
             }
             None => {
                 let plan = search(&window, &self.fusers, &self.limits);
+                let plan = improve(&window, plan, &self.fusers, outside);
                 self.stats.planned += 1;
                 if let Some(disk) = &self.disk {
                     disk.save(hash, structure, &plan);
@@ -229,7 +247,10 @@ impl<V: 'static> Engine<V> {
             }
         };
         if !self.observers.is_empty() {
-            let text = plan.describe(items);
+            let text = match &plan.again[..] {
+                [] => plan.describe(items),
+                again => plan.describe(&write(items, again).items),
+            };
             let (groups, launches) = (plan.groups.len(), plan.launches());
             let told = Planned { hash, groups, launches, loaded, text: &text };
             self.observers.iter_mut().for_each(|observer| observer.planned(&told));
@@ -244,6 +265,7 @@ impl<V: 'static> Engine<V> {
         let Some(instance) = self.store.instance_mut(ticket.0) else { return };
         self.stats.fused += instance.plan.fused() as u64;
         self.stats.launches += instance.plan.launches() as u64;
+        self.stats.moved += instance.moved;
         self.observers.iter_mut().for_each(|observer| observer.window(instance.hash, items.len()));
         let (items, from) = match &mut instance.lowered {
             Some(lowered) => {

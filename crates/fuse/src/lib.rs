@@ -12,6 +12,8 @@ mod window;
 mod search;
 mod arrange;
 mod plan;
+mod moved;
+mod again;
 mod template;
 mod lowered;
 mod store;

@@ -24,10 +24,12 @@ enum Slot {
 }
 
 impl Lowered {
-    /// From a window, its written-out `items`, and the window's names by number.
-    pub fn new(window: &[Item], items: Vec<Item>, ids: &[Id]) -> Lowered {
+    /// From a window, its written-out `items`, and the window's names by number. `twins` are places of items that are
+    /// copies, and of what they are copies of.
+    pub fn new(window: &[Item], items: Vec<Item>, ids: &[Id], twins: &[(usize, usize)]) -> Lowered {
         let numbers: FxHashMap<Id, u32> = ids.iter().enumerate().map(|(i, &id)| (id, i as u32)).collect();
-        let from = origins(window, &items);
+        let mut from = origins(window, &items);
+        twins.iter().for_each(|&(copy, of)| from[copy] = from[of]);
         let (mut names, mut open) = (Vec::new(), Vec::new());
         for (at, item) in items.iter().enumerate() {
             let mut name = |slot, id| {

@@ -1,5 +1,6 @@
 //! What is done for a window, in terms of places in it, so that it holds for every window of the same structure.
 
+use crate::again::Again;
 use crate::fuser::Handles;
 use crate::{Observer, Optimization};
 use kiln_device::Error;
@@ -15,8 +16,10 @@ pub struct Plan<V> {
     pub groups: Vec<Group<V>>,
     /// The steps, in order.
     pub steps: Vec<Step>,
-    /// How many items its windows have.
+    /// How many items its windows have, repeated ones included.
     pub items: usize,
+    /// Nodes that are computed again for a group.
+    pub(crate) again: Vec<Again>,
 }
 
 /// Nodes that run as one.

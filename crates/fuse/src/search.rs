@@ -1,14 +1,14 @@
 //! The search for groups: which sets of nodes run as one.
 //!
 //! Nodes are taken in order. Each that has no group yet is the seed of one: the nodes that use the group's values are
-//! tried, nearest first, together with what they need that nothing else has made yet. A set is offered to a clone of
-//! each fuser, node by node as it grows; the set with the best score stands. A set from which a way leads out and back
-//! in is no group, for it would wait for itself. The effort is counted in offers, never in time, so that two machines
-//! find the same plan.
+//! tried, nearest first, then those that read what it reads, together with what they need that nothing else has made yet.
+//! A set is offered to a clone of each fuser, node by node as it grows; the set with the best score stands. A set from
+//! which a way leads out and back in is no group, for it would wait for itself. The effort is counted in offers, never in
+//! time, so that two machines find the same plan.
 
 use crate::arrange::arrange;
 use crate::plan::{Group, Plan};
-use crate::{Fuser, Limits, Status, Window};
+use crate::{Fuser, LAUNCH, Limits, Status, Window};
 use smallvec::SmallVec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -61,6 +61,10 @@ struct Made {
 /// Nodes that a walk looks at before it gives up. A way that long is one between things far apart, which gain little
 /// by running together.
 const WALK: usize = 512;
+
+/// Nodes are tried together for reading the same value if it has this many bytes, and at most so many readers.
+const COMMON: usize = 16 * LAUNCH;
+const READERS: usize = 8;
 
 /// What a mark means: in the set, seen by the walk, tried.
 const SET: usize = 0;
@@ -180,12 +184,13 @@ fn grow<V: 'static>(
     // The last set that could run, where the one at hand cannot.
     let mut ready: Option<Found<V>> = None;
     let mut users: BinaryHeap<Reverse<usize>> = made.feeds[seed].iter().map(|&at| Reverse(at)).collect();
+    let mut others: BinaryHeap<Reverse<usize>> = readers(window, seed).map(Reverse).collect();
     // A node itself, and then whatever it needs that has no group yet, nearest first.
     let mut wanted: Vec<usize> = made.needs[seed].to_vec();
     loop {
         let (at, asked) = match wanted.pop() {
             Some(at) => (at, true),
-            None => match users.pop() {
+            None => match users.pop().or_else(|| others.pop()) {
                 Some(Reverse(at)) => (at, false),
                 None => break,
             },
@@ -209,8 +214,16 @@ fn grow<V: 'static>(
         made.marks[at][SET] = mark;
         wanted.extend_from_slice(&made.needs[at]);
         users.extend(made.feeds[at].iter().map(|&at| Reverse(at)));
+        others.extend(readers(window, at).map(Reverse));
     }
     if now.fuser.ready() { Some(now) } else { ready }
+}
+
+/// The nodes that read much of what the one at `at` reads, unless many do.
+fn readers<'a>(window: &'a Window<'_>, at: usize) -> impl Iterator<Item = usize> + 'a {
+    let operands = window.node(at).into_iter().flat_map(|node| &node.ins);
+    let large = operands.filter(|&&id| window.meta(id).bytes() >= COMMON);
+    large.map(|&id| window.users(id)).filter(|users| users.len() <= READERS).flatten().copied()
 }
 
 /// The set `now` with `at`: a clone is offered it, or all anew where it does not come last.

@@ -15,6 +15,8 @@ pub(crate) struct Instance<V> {
     pub template: Template,
     pub lowered: Option<Lowered>,
     pub plan: Arc<Plan<V>>,
+    /// Bytes that a run moves.
+    pub moved: u64,
     /// Hash of its structure.
     pub hash: u64,
     pub fingerprint: u64,
@@ -99,13 +101,14 @@ impl<V> Store<V> {
         template: Template,
         lowered: Option<Lowered>,
         plan: Arc<Plan<V>>,
+        moved: u64,
         hash: u64,
         fingerprint: u64,
     ) -> usize {
         self.clock += 1;
         let bytes = size_of::<Instance<V>>() + template.bytes() + lowered.as_ref().map_or(0, Lowered::bytes);
         let (next, used) = (None, self.clock);
-        let instance = Instance { template, lowered, plan, hash, fingerprint, next, used, bytes };
+        let instance = Instance { template, lowered, plan, moved, hash, fingerprint, next, used, bytes };
         self.bytes += bytes;
         let at = self.instances.iter().position(Option::is_none).unwrap_or_else(|| {
             self.instances.push(None);

@@ -318,17 +318,21 @@ fn plans_are_kept_on_disk_and_damaged_ones_are_passed_over() {
     assert_eq!(run("one"), (1, 0));
     assert_eq!(run("one"), (0, 1));
     assert_eq!(run("two"), (1, 0), "another version's plans are not read");
-    for path in std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path()) {
-        let bytes = std::fs::read(&path).unwrap();
+    let paths: Vec<_> = std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path()).collect();
+    for path in &paths {
+        let bytes = std::fs::read(path).unwrap();
         for at in 0..bytes.len() {
             let mut changed = bytes.clone();
             changed[at] ^= 0x11;
-            std::fs::write(&path, &changed).unwrap();
+            std::fs::write(path, &changed).unwrap();
             let mut engine = engine();
             engine.cache(&dir, "one");
             replay(&mut engine, CHAIN);
         }
-        std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+    }
+    for path in &paths {
+        let bytes = std::fs::read(path).unwrap();
+        std::fs::write(path, &bytes[..bytes.len() / 2]).unwrap();
     }
     assert_eq!(run("one"), (1, 0));
     assert_eq!(run("one"), (0, 1), "a damaged plan was written anew");

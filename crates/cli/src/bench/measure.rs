@@ -1,9 +1,11 @@
-//! Timing one benchmark: a first call, three to warm up, then at least seven until the time is over. A call ends when
+//! Timing one benchmark: a first call, three to warm up, one whose moved bytes are counted, then at least seven until the time is over. A call ends when
 //! the device is idle and its results are dropped. Results are looked at outside the timed part, because a device
 //! tells of a failure only where a result is read.
 
 use super::Work;
+use super::memory::Growth;
 use kiln::{Device, Error, Tensor};
+use kiln_cpu::Cpu;
 use std::time::Instant;
 
 const WARM_UP: usize = 3;
@@ -19,10 +21,15 @@ pub struct Times {
     pub calls: usize,
     /// The fewest bytes that a call can move: inputs read once and results written once.
     pub bytes: Option<usize>,
+    /// The bytes that a call did move between kernels, by the engine's count; nothing where the device has no engine here.
+    pub moved: Option<u64>,
+    /// By how much the process grew over what it was before the first call, at its largest.
+    pub grown: Option<usize>,
 }
 
 pub fn measure(device: &Device, work: &mut Work, seconds: f64) -> Result<Times, Error> {
     device.sync()?;
+    let growth = Growth::start();
     let start = Instant::now();
     let results = (work.call)();
     device.sync()?;
@@ -33,13 +40,22 @@ pub fn measure(device: &Device, work: &mut Work, seconds: f64) -> Result<Times, 
     for _ in 0..WARM_UP {
         timed(device, work)?;
     }
+    let before = moved(device);
+    timed(device, work)?;
+    let moved = moved(device).zip(before).map(|(after, before)| after - before);
     let (mut times, start) = (Vec::new(), Instant::now());
     while times.len() < LEAST || start.elapsed().as_secs_f64() < seconds && times.len() < MOST {
         times.push(timed(device, work)?);
     }
+    let grown = growth.and_then(Growth::end);
     look(&(work.call)())?;
     times.sort_unstable_by(f64::total_cmp);
-    Ok(Times { median: median(&times), min: times[0], first, calls: times.len(), bytes })
+    Ok(Times { median: median(&times), min: times[0], first, calls: times.len(), bytes, moved, grown })
+}
+
+/// Bytes moved so far.
+fn moved(device: &Device) -> Option<u64> {
+    Some(device.driver().any()?.downcast_ref::<Cpu>()?.fusion().moved)
 }
 
 fn timed(device: &Device, work: &mut Work) -> Result<f64, Error> {
@@ -80,10 +96,11 @@ mod tests {
         let mut work = Work::moving([x.clone()], |[x]| vec![x + 1.0, x.sum(())]);
         let times = measure(&device, &mut work, 0.0).unwrap();
         assert_eq!((times.calls, times.bytes), (LEAST, Some(400 + 400 + 4)));
+        assert_eq!(times.moved, Some(400 + 400 + 4));
         assert!(times.min <= times.median && times.min > 0.0);
         let mut work = Work::new(move || {
             calls += 1;
-            assert!(calls <= 1 + WARM_UP + MOST + 1);
+            assert!(calls <= 1 + WARM_UP + 1 + MOST + 1);
             vec![&x + 1.0]
         });
         let times = measure(&device, &mut work, 60.0).unwrap();

@@ -1,0 +1,49 @@
+//! For devices that stand before another one, such as [`crate::Record`] and [`crate::Profile`].
+
+/// The methods of a device that hand everything on to the device in its field `inner`; its own are written beside them.
+macro_rules! handed_on {
+    () => {
+        fn supports(&self, op: &kiln_ir::Op, ins: &[kiln_ir::Meta]) -> bool {
+            self.inner.supports(op, ins)
+        }
+
+        fn supports_all(&self) -> bool {
+            self.inner.supports_all()
+        }
+
+        fn memory(&self) -> $crate::Memory {
+            self.inner.memory()
+        }
+
+        fn cleanup(&self) {
+            self.inner.cleanup();
+        }
+
+        fn failures(&self) -> Vec<$crate::Error> {
+            self.inner.failures()
+        }
+
+        fn limit(&self, bytes: Option<usize>) {
+            self.inner.limit(bytes);
+        }
+
+        fn stage(&self, data: Vec<$crate::Data>) -> Vec<$crate::Data> {
+            self.inner.stage(data)
+        }
+
+        fn room(&self, len: usize, place: $crate::Place) -> Option<Box<dyn $crate::Room>> {
+            self.inner.room(len, place)
+        }
+
+        fn events(&self) -> Vec<String> {
+            self.inner.events()
+        }
+
+        fn close(&self) {
+            let _ = self.flush();
+            self.inner.close();
+        }
+    };
+}
+
+pub(crate) use handed_on;
