@@ -14,12 +14,12 @@ mod readme;
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  check          format, dependencies, lints, tests, examples, a device outside, documentation, CONTRIBUTING's guide, README
+  check          format, dependencies, lints, tests, MPI where there is one, examples, a device outside, documentation, CONTRIBUTING's guide, README
   check --fast   format, dependencies, lints, tests
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
   bench          the benchmarks of kiln-tensor
   chaos [OPTIONS]
-                 training, sessions and servers under faults, with real processes; --seed N and --only NAME reproduce
+                 training, sessions, servers and ranks under faults, with real processes; --seed N and --only NAME reproduce
   fuzz [OPTIONS] the fuzz targets; --target NAME, --executions N, --seed N, --keep N new inputs for the corpus";
 
 /// Crates that talk to networks or people: the tensor core must build without them.
@@ -59,7 +59,26 @@ fn check_fast() -> Result<(), String> {
     step("format", cargo("fmt --all -- --check"))?;
     core_dependencies()?;
     step("lint", cargo("clippy --workspace --all-targets -- -D warnings"))?;
-    step("test", cargo("test --workspace --no-fail-fast"))
+    step("test", cargo("test --workspace --no-fail-fast"))?;
+    mpi()
+}
+
+/// The engine between MPI ranks, where this machine has an MPI.
+fn mpi() -> Result<(), String> {
+    let there =
+        |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
+    if !there("mpirun") || !there("mpicc") {
+        println!("\n==> mpi: no mpirun and mpicc here, not tested (.ci/run installs OpenMPI)");
+        return Ok(());
+    }
+    let mut test = cargo("test -p kiln-group --features mpi --test mpi");
+    // OpenMPI runs as root, and more ranks than cores, only if told.
+    for name in
+        ["OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "OMPI_MCA_rmaps_base_oversubscribe"]
+    {
+        test.env(name, "1");
+    }
+    step("mpi", test)
 }
 
 fn check_rest() -> Result<(), String> {

@@ -1,6 +1,7 @@
-//! `kiln-chaos`: long runs that break remote devices on purpose. `cargo xtask chaos` and `cargo xtask fuzz` start it.
+//! `kiln-chaos`: long runs that break remote devices and ranks of jobs on purpose. `cargo xtask chaos` and `cargo xtask fuzz` start it.
 //! Every run prints its seed and the command that does the same again.
 
+mod ranks;
 mod scenarios;
 
 use kiln_chaos::fuzz;

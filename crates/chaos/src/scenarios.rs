@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-type Outcome = Result<String, String>;
+pub(crate) type Outcome = Result<String, String>;
 
 type Scenario = (&'static str, fn(&Setup) -> Outcome);
 
@@ -27,11 +27,12 @@ const SCENARIOS: &[Scenario] = &[
     ("sessions", sessions),
     ("latency", latency),
     ("cycles", cycles),
+    ("ranks", crate::ranks::killed),
 ];
 
-struct Setup {
-    kiln: PathBuf,
-    seed: u64,
+pub(crate) struct Setup {
+    pub kiln: PathBuf,
+    pub seed: u64,
     token: PathBuf,
 }
 

@@ -1,0 +1,104 @@
+//! Jobs of several processes: the launcher's death, records of a failed job, and MPI's variables.
+#![cfg(target_os = "linux")]
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+fn kiln() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_kiln"))
+}
+
+/// `kiln launch` of ranks that train for long.
+fn launch(ranks: &str, more: &[&str]) -> Command {
+    let mut command = kiln();
+    command.args(["launch", "-n", ranks]).args(more).arg("--");
+    command.args([env!("CARGO_BIN_EXE_kiln"), "train", "digits", "--steps", "1000000", "--shards", "4"]);
+    command.env("KILN_DEADLINE", "5").stdout(Stdio::null()).stderr(Stdio::null());
+    command
+}
+
+fn children(of: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{of}/task/{of}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+/// The ranks of a launcher, once all have come that far.
+fn ranks(launcher: u32, count: usize) -> Vec<u32> {
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let found = children(launcher);
+        let busy = |&id: &u32| std::fs::read_dir(format!("/proc/{id}/task")).is_ok_and(|t| t.count() > 2);
+        if found.len() == count && found.iter().all(busy) {
+            return found;
+        }
+        assert!(Instant::now() < until, "the ranks did not start");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn is_gone(id: u32) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    state.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.trim_start().starts_with('Z'))
+}
+
+#[test]
+fn no_rank_outlives_its_launcher() {
+    let mut launcher = launch("2", &[]).spawn().unwrap();
+    let ranks = ranks(launcher.id(), 2);
+    launcher.kill().unwrap();
+    launcher.wait().unwrap();
+    let until = Instant::now() + Duration::from_secs(10);
+    while !ranks.iter().all(|&id| is_gone(id)) {
+        assert!(Instant::now() < until, "a rank is still there");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn kiln_flight_names_the_rank_that_was_killed() {
+    let folder: PathBuf = std::env::temp_dir().join(format!("kiln-launch-flight-{}", std::process::id()));
+    let mut launcher = launch("3", &["--flight", folder.to_str().unwrap()]).spawn().unwrap();
+    let ranks = ranks(launcher.id(), 3);
+    // Long enough for the group to stand.
+    std::thread::sleep(Duration::from_millis(700));
+    let victim = ranks[1];
+    assert!(Command::new("kill").args(["-9", &victim.to_string()]).status().unwrap().success());
+    let begun = Instant::now();
+    assert!(!launcher.wait().unwrap().success());
+    assert!(begun.elapsed() < Duration::from_secs(10), "{:?}", begun.elapsed());
+    let text = kiln().arg("flight").arg(&folder).output().unwrap();
+    let text = String::from_utf8_lossy(&text.stdout).into_owned();
+    assert!(text.contains("culprit: rank 1"), "{text}");
+    let json = kiln().arg("flight").arg(&folder).arg("--json").output().unwrap();
+    let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
+    assert_eq!(json["culprits"], serde_json::json!([1]));
+    assert_eq!(json["ranks"], serde_json::json!([0, 2]));
+    std::fs::remove_dir_all(&folder).unwrap();
+    let none = kiln().arg("flight").arg(&folder).output().unwrap();
+    assert!(!none.status.success());
+}
+
+#[test]
+fn ranks_of_any_launcher_give_the_digest_of_one_process() {
+    let train = ["train", "digits", "--steps", "30", "--shards", "4", "--digest"];
+    let alone = kiln().args(train).output().unwrap();
+    let alone = String::from_utf8_lossy(&alone.stdout).lines().last().unwrap().to_string();
+    // As torchrun and OpenMPI's mpirun name their ranks.
+    for names in [
+        ["RANK", "WORLD_SIZE", "MASTER_PORT"],
+        ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"],
+    ] {
+        let job = format!("{}{}", std::process::id(), names[0].len());
+        let start = |rank: usize| {
+            let mut command = kiln();
+            command.args(train).env(names[0], rank.to_string()).env(names[1], "3").env(names[2], &job);
+            command.env("KILN_THREADS", "1").stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap()
+        };
+        let ranks: Vec<_> = (0..3).map(start).collect();
+        let outputs: Vec<_> = ranks.into_iter().map(|r| r.wait_with_output().unwrap()).collect();
+        assert!(outputs.iter().all(|o| o.status.success()));
+        let first = String::from_utf8_lossy(&outputs[0].stdout).into_owned();
+        assert_eq!(first.lines().last(), Some(alone.as_str()));
+    }
+}
