@@ -15,7 +15,7 @@ impl GradientSync {
             let claim = Some(group.claim(&config.name)?);
             return Ok(GradientSync::new(config, group.layout(), 0, Way::Alone, claim));
         }
-        Ok(start(&[group.clone()], &mut [model], config)?.remove(0))
+        Ok(start(std::slice::from_ref(group), &mut [model], config)?.remove(0))
     }
 
     /// Between the devices of some copies of a model, all of this program: one sync for each. `shards` is the number of

@@ -449,8 +449,12 @@ mod tests {
             let place = Place { group: 1, members: (0..ranks).collect(), rank, layout };
             let hand = Arc::new(Hand { rank, offices: offices.clone() });
             let engine = Box::new(Messages::new(hand, offices[rank].clone(), place));
-            let config =
-                Config { deadline: Duration::from_secs(5), shards: Some(shards), threads: 1, flight: None };
+            let config = Config {
+                deadline: Duration::from_secs(5),
+                shards: Some(shards),
+                flight: None,
+                ..Config::default()
+            };
             Group::new("hand", 1, rank, layout, config, engine)
         };
         (0..ranks).map(group).collect()
