@@ -5,7 +5,8 @@ use kiln_chaos::{Options, Raw, Serving, fuzz, hello};
 use kiln_device::Place;
 use kiln_ir::wire::{Table, Writer};
 use kiln_ir::{DType, Id, Meta, text};
-use kiln_remote::protocol::message::{Hello, Message, Purpose, Refusal, Welcome, kind};
+use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
+use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::protocol::{frame, template};
 use std::path::{Path, PathBuf};
 

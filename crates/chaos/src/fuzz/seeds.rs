@@ -6,7 +6,8 @@ use kiln_ir::wire::Table;
 use kiln_ir::{DType, Id, Meta, text};
 use kiln_remote::client::core::{Config, Core, bytes, control};
 use kiln_remote::protocol::frame::Decoder;
-use kiln_remote::protocol::message::{Message, Purpose, Query, Refusal, Welcome, kind};
+use kiln_remote::protocol::greeting::{Purpose, Refusal, Welcome};
+use kiln_remote::protocol::message::{Message, Query, kind};
 use kiln_remote::protocol::template::split;
 use std::sync::Arc;
 

@@ -1,6 +1,7 @@
 //! The client: a device whose work is done by a server.
 
 pub mod core;
+mod drive;
 pub mod journal;
 pub mod moves;
 mod pool;

@@ -1,8 +1,10 @@
 //! Who may connect, and the sessions there are. Without IO: time and randomness come from outside.
 
+use super::executor::Executor;
 use super::moves::Moves;
-use super::session::{Executor, Quota, Session};
-use crate::protocol::message::{self, Capability, Hello, Purpose, Refusal, Welcome};
+use super::session::{Quota, Session};
+use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
+use crate::protocol::message::Capability;
 use crate::protocol::{ProtocolError, VERSIONS};
 use kiln_device::Device;
 use kiln_ir::wire::{Reader, Table, Writer};
@@ -183,7 +185,7 @@ impl Registry {
         now: Duration,
     ) -> Result<(Welcome, Admitted), Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
-        let version = message::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
+        let version = greeting::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
         // A capability is its own token.
         if let Purpose::Fetch { capability, transfer, from } = hello.purpose {
             // A peer fetches bytes and asks for no operation.

@@ -1,6 +1,7 @@
 //! A session's part in moves between servers: it exposes, fetches, and stands in where servers cannot reach each other.
 
-use super::{Core, Request};
+use super::Core;
+use super::request::Request;
 use crate::client::journal::Entry;
 use crate::client::moves::{Errand, Move, Reach};
 use crate::protocol::Message;
