@@ -176,6 +176,7 @@ fn session(input: &[u8]) -> u64 {
             most_sessions: usize::MAX,
             lease: Duration::from_secs(1),
             heartbeat: Duration::from_secs(1),
+            offered: vec!["cpu".into()],
             devices: Box::new(|_| Some(Arc::new(Cpu::start()))),
             random: Box::new(|bytes| bytes.fill(7)),
         })

@@ -11,6 +11,7 @@ mod request;
 
 pub use request::Answer;
 
+use super::faults::{self, Faults};
 use super::journal::{Entry, Held, Journal};
 use super::moves::{Errand, Move, Reach};
 use crate::protocol::frame;
@@ -18,7 +19,7 @@ use crate::protocol::greeting::Refusal;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
 use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::{self, Sender, Sending};
-use kiln_device::{Batch, Data, DeviceInfo, Error, Origin, Place, Promise};
+use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise};
 use kiln_ir::wire::Table;
 use kiln_ir::{Id, Item, Op};
 use request::{Request, refused};
@@ -87,6 +88,7 @@ pub enum Step {
 }
 
 struct Session {
+    version: u64,
     number: u64,
     secret: [u8; 32],
     incarnation: u64,
@@ -128,7 +130,7 @@ pub struct Core {
     fetching: FxHashMap<u64, (u64, Arc<Move>)>,
     errands: Vec<Errand>,
     settled: Vec<Arc<Move>>,
-    faults: VecDeque<(Id, Origin)>,
+    faults: Arc<Faults>,
     failures: Vec<Error>,
     answers: Vec<Answer>,
     ping: bool,
@@ -137,12 +139,9 @@ pub struct Core {
     failed: Option<Error>,
     events: Vec<String>,
     stats: Stats,
-    /// An operation ran whose results cannot be had by running it again.
-    impure: bool,
+    /// Where the journal stood after the last operation whose results cannot be had by running it again.
+    impure: u64,
 }
-
-/// Failures and faults remembered.
-const MOST_FAULTS: usize = 256;
 
 impl Core {
     /// A client that has not connected yet.
@@ -170,7 +169,7 @@ impl Core {
             fetching: FxHashMap::default(),
             errands: Vec::new(),
             settled: Vec::new(),
-            faults: VecDeque::new(),
+            faults: Arc::default(),
             failures: Vec::new(),
             answers: Vec::new(),
             ping: false,
@@ -178,7 +177,7 @@ impl Core {
             failed: None,
             events: Vec::new(),
             stats: Stats::default(),
-            impure: false,
+            impure: 0,
         }
     }
 
@@ -189,6 +188,7 @@ impl Core {
         if self.failed.is_some() || batch.items.is_empty() {
             return;
         }
+        let mut pure = true;
         for item in &batch.items {
             match item {
                 Item::Free(id) => self.journal.free(*id),
@@ -197,7 +197,7 @@ impl Core {
                     if let Op::Custom(custom) = &node.op
                         && kiln_ir::custom::find(&custom.name).is_some_and(|op| !op.pure())
                     {
-                        self.impure = true;
+                        pure = false;
                     }
                 }
             }
@@ -210,6 +210,12 @@ impl Core {
             let entry = Entry::Batch { structure, bindings: split.bindings.into() };
             self.transmit(&entry);
             self.journal.push(entry);
+        }
+        if !pure {
+            if self.journal.is_kept() && self.journal.covers(self.impure) {
+                self.event("an operation ran that is not pure: no recovery until the next snapshot".into());
+            }
+            self.impure = self.journal.end();
         }
         self.sent.push_back(Sent { task: self.tasks, batch });
         // Without a server's word on what is executed, this would grow.
@@ -353,7 +359,6 @@ impl Core {
         }
         let Some(ids) = self.journal.begin() else { return };
         self.snapshot_at = self.micros;
-        self.impure = false;
         for id in ids {
             let request = self.next_request;
             self.next_request += 1;
@@ -446,7 +451,7 @@ impl Core {
     }
 
     fn event(&mut self, text: String) {
-        if self.events.len() < MOST_FAULTS {
+        if self.events.len() < faults::MOST {
             self.events.push(text);
         }
     }
@@ -469,6 +474,16 @@ impl Core {
     /// How often the server wants to hear something.
     pub fn heartbeat(&self) -> Option<Duration> {
         self.session.as_ref().map(|s| s.heartbeat)
+    }
+
+    /// Whether the server can be told of values that were never computed.
+    fn can_poison(&self) -> bool {
+        self.session.as_ref().is_some_and(|s| s.version >= 2)
+    }
+
+    /// Whose lines its failures are.
+    pub fn faults(&self) -> Arc<Faults> {
+        self.faults.clone()
     }
 
     /// Whether the server knows this operation.

@@ -2,6 +2,7 @@
 
 pub mod core;
 mod drive;
+pub mod faults;
 pub mod journal;
 pub mod moves;
 mod pool;

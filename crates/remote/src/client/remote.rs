@@ -2,6 +2,7 @@
 
 use super::core::{Config, Core, Stats};
 use super::drive::drive;
+use super::faults::Faults;
 use super::moves::{Errand, Move, Reach, Source};
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory};
@@ -56,6 +57,7 @@ pub(super) struct Shared {
     ended: AtomicBool,
     /// How other servers reach this one. Its lock is the last: nothing else is locked under it.
     pub reach: Mutex<Reach>,
+    faults: Arc<Faults>,
     this: Weak<Shared>,
 }
 
@@ -102,8 +104,10 @@ impl Remote {
             replay_bytes: 256 << 20,
             any_numerics: std::env::var("KILN_ANY_NUMERICS").is_ok_and(|v| v == "1"),
         };
+        let core = Core::new(config);
         let shared = Arc::new_cyclic(|this| Shared {
-            core: Mutex::new(Core::new(config)),
+            faults: core.faults(),
+            core: Mutex::new(core),
             addresses,
             patience,
             wake: Notify::new(),
@@ -136,6 +140,13 @@ impl Remote {
     /// What the session has seen: bytes, replies, recoveries.
     pub fn stats(&self) -> Stats {
         self.shared.lock().stats()
+    }
+
+    /// Begins a snapshot of all live values now, instead of when enough has happened since the last one. It is taken in
+    /// the background; the statistics count it when it is complete.
+    pub fn snapshot(&self) {
+        self.shared.lock().snapshot();
+        self.shared.settle();
     }
 
     /// What happened since this was last asked, in words.
@@ -263,6 +274,10 @@ impl Source for Held {
         self.shared.reach.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
+    fn faults(&self) -> Arc<Faults> {
+        self.shared.faults.clone()
+    }
+
     fn expose(&self, capability: Capability) {
         self.shared.lock().expose(self.id, capability, 1, EXPOSED.as_millis() as u64);
         self.shared.settle();
@@ -276,14 +291,18 @@ impl Source for Held {
     }
 }
 
-/// Passes the bytes of a transfer on through the client. What is not exposed (any more) is exposed once again.
-fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, again: bool) {
+/// How often a value is recalled: its server may be replaced meanwhile.
+const RECALLS: u32 = 4;
+
+/// Passes the bytes of a transfer on through the client. The value is exposed once more, because its server may be
+/// another by now, and nobody there knows of it.
+fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, tries: u32) {
     let source = moved.source.clone();
+    source.expose(moved.capability);
     source.recall(moved.capability).on_answer(move |answer| match answer {
-        // The value itself failed: there is nothing to try again.
-        Err(error) if again && !matches!(error, Error::Failed { .. }) => {
-            moved.source.expose(moved.capability);
-            pass(target, transfer, moved, false);
+        // If the value itself failed, there is nothing to try again.
+        Err(error) if tries > 1 && !matches!(error, Error::Failed { .. }) => {
+            pass(target, transfer, moved, tries - 1);
         }
         answer => {
             target.lock().supply(transfer, answer);
@@ -309,7 +328,7 @@ impl Shared {
         for errand in errands {
             match (errand, self.this.upgrade()) {
                 (Errand::Expose(moved), _) => moved.source.expose(moved.capability),
-                (Errand::Pass(transfer, moved), Some(this)) => pass(this, transfer, moved, true),
+                (Errand::Pass(transfer, moved), Some(this)) => pass(this, transfer, moved, RECALLS),
                 (Errand::Pass(..), None) => {}
             }
         }

@@ -83,6 +83,8 @@ pub enum Message<'a> {
     Recall { request: u64, capability: Capability },
     /// There will be no bytes for a lost transfer: its value is never computed, for this reason.
     Withdraw { transfer: u64, error: Error },
+    /// Defines a value as never computed, for this reason: it was so on a server that is lost. Since version 2.
+    Poison { id: Id, error: Error },
 
     /// A value's dtype and shape; its bytes follow in pieces.
     Value { request: u64, meta: Meta },
@@ -129,6 +131,7 @@ pub mod kind {
     pub const SUPPLY: u8 = 27;
     pub const RECALL: u8 = 28;
     pub const WITHDRAW: u8 = 29;
+    pub const POISON: u8 = 30;
     pub const VALUE: u8 = 48;
     pub const DONE: u8 = 49;
     pub const FAILED: u8 = 50;
@@ -208,6 +211,11 @@ impl Message<'_> {
                 w.int(*transfer);
                 fault::encode(error, &mut w);
                 kind::WITHDRAW
+            }
+            Message::Poison { id, error } => {
+                w.int(id.0);
+                fault::encode(error, &mut w);
+                kind::POISON
             }
             Message::Value { request, meta } => {
                 w.int(*request);
@@ -294,6 +302,7 @@ impl Message<'_> {
             }
             kind::RECALL => Message::Recall { request: r.int()?, capability: array(&mut r)? },
             kind::WITHDRAW => Message::Withdraw { transfer: r.int()?, error: fault::decode(&mut r)? },
+            kind::POISON => Message::Poison { id: Id(r.int()?), error: fault::decode(&mut r)? },
             kind::VALUE => Message::Value { request: r.int()?, meta: meta(&mut r)? },
             kind::DONE => Message::Done { request: r.int()? },
             kind::FAILED => Message::Failed { request: r.int()?, error: fault::decode(&mut r)? },

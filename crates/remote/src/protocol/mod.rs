@@ -15,8 +15,8 @@ pub use greeting::{Hello, Purpose, Refusal, Welcome};
 pub use link::{Body, Link};
 pub use message::Message;
 
-/// The oldest and newest versions that this build speaks.
-pub const VERSIONS: (u64, u64) = (1, 1);
+/// The oldest and newest versions that this build speaks. Version 2 has [`Message::Poison`].
+pub const VERSIONS: (u64, u64) = (1, 2);
 
 /// Why a peer's bytes are not the protocol. The connection ends, the session may go on over another.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

@@ -74,6 +74,7 @@ impl Executor {
                 let batch = self.templates.call(&self.table, template, bindings)?;
                 self.batch(batch, &mut replies)?;
             }
+            Message::Poison { id, error } => self.define(id, Err(Arc::new(error)))?,
             Message::Forget { template } => self.templates.forget(template),
             Message::Upload { id, meta, place, .. } | Message::Fetch { id, meta, place, .. } => {
                 self.upload(id, meta, place, upload, &mut replies)?

@@ -1,7 +1,8 @@
 //! Where a server listens, and how connections come in.
 
-use super::serve::Server;
+use super::serve::{Event, Server};
 use crate::transport;
+use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -60,23 +61,49 @@ fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
     if path.exists() {
         std::fs::remove_file(path).map_err(named)?;
     }
-    let listener = tokio::net::UnixListener::bind(path).map_err(named)?;
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(named)?;
+    socket.bind(&SockAddr::unix(path).map_err(named)?).map_err(named)?;
+    // Nobody can connect before it listens, and then the mode is set.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(named)?;
-    Ok(listener)
+    socket.listen(1024).map_err(named)?;
+    socket.set_nonblocking(true).map_err(named)?;
+    tokio::net::UnixListener::from_std(socket.into()).map_err(named)
 }
+
+/// How long a server that cannot take a connection waits before it tries again.
+const STARVED: Duration = Duration::from_millis(50);
+
 impl Server {
     pub(super) async fn accept_tcp(self: Arc<Server>, listener: TcpListener, tls: Option<TlsAcceptor>) {
+        let mut starved = false;
         loop {
-            match listener.accept().await {
-                Ok((stream, peer)) => {
+            match self.accepted(&mut starved, listener.accept().await).await {
+                Some((stream, peer)) => {
                     let _ = stream.set_nodelay(true);
                     let (server, tls) = (self.clone(), tls.clone());
                     tokio::spawn(async move {
                         server.greet(Box::new(stream), &peer.to_string(), tls, false).await;
                     });
                 }
-                // Out of file descriptors, most likely: others go on, and this one tries again.
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                None => continue,
+            }
+        }
+    }
+
+    /// What was accepted. Out of file descriptors, most likely, otherwise: that is told once, sessions go on, and who
+    /// wants to connect waits.
+    async fn accepted<T>(&self, starved: &mut bool, outcome: io::Result<T>) -> Option<T> {
+        match outcome {
+            Ok(connection) => {
+                *starved = false;
+                Some(connection)
+            }
+            Err(e) => {
+                if !std::mem::replace(starved, true) {
+                    (self.log)(Event::Starved { reason: &e.to_string() });
+                }
+                tokio::time::sleep(STARVED).await;
+                None
             }
         }
     }
@@ -89,15 +116,16 @@ impl Server {
             }
         }
         let remove = Remove(path);
+        let mut starved = false;
         loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
+            match self.accepted(&mut starved, listener.accept().await).await {
+                Some((stream, _)) => {
                     transport::widen(&stream);
                     let (server, peer) = (self.clone(), format!("unix:{}", remove.0.display()));
                     // Who may open the socket was decided by its mode.
                     tokio::spawn(async move { server.greet(Box::new(stream), &peer, None, true).await });
                 }
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
+                None => continue,
             }
         }
     }

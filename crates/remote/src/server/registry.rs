@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Opens a device for a session: `name` as the client gave it.
+/// Opens a device for a session, by one of the names that are offered.
 pub type Factory = dyn Fn(&str) -> Option<Arc<dyn Device>> + Send + Sync;
 /// Fills a buffer with bytes that nobody can guess.
 pub type Random = dyn Fn(&mut [u8]) + Send + Sync;
@@ -30,7 +30,9 @@ pub struct Config {
     pub lease: Duration,
     /// How often each side speaks at least.
     pub heartbeat: Duration,
-    /// Opens devices.
+    /// The devices that clients may name; the first is for those who name none.
+    pub offered: Vec<String>,
+    /// Opens one of them.
     pub devices: Box<Factory>,
     /// Draws secrets.
     pub random: Box<Random>,
@@ -220,7 +222,7 @@ impl Registry {
         if clients.values().filter(|c| !c.is_over()).count() >= self.config.most_sessions {
             return Err(Refusal::Full(self.config.most_sessions as u64));
         }
-        let driver = (self.config.devices)(device).ok_or_else(|| Refusal::Device(device.into()))?;
+        let driver = self.device(device).ok_or_else(|| Refusal::Device(device.into()))?;
         let mut secret = [0; 32];
         (self.config.random)(&mut secret);
         let number = word(&self.config.random);
@@ -244,6 +246,13 @@ impl Registry {
         self.opened.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
         Ok(client)
+    }
+
+    /// A device for a client that has given this name. `cpu` and `cpu:0` are one.
+    fn device(&self, name: &str) -> Option<Arc<dyn Device>> {
+        let plain = |name: &str| name.strip_suffix(":0").unwrap_or(name).to_string();
+        let named = |offered: &&String| name.is_empty() || plain(offered) == plain(name);
+        self.config.offered.iter().find(named).and_then(|name| (self.config.devices)(name))
     }
 
     fn resume(

@@ -42,7 +42,7 @@ pub struct Server {
     pub registry: Registry,
     pub(super) schedule: Schedule,
     start: Instant,
-    log: Box<dyn Fn(Event<'_>) + Send + Sync>,
+    pub(super) log: Box<dyn Fn(Event<'_>) + Send + Sync>,
     strangers: tokio::sync::Semaphore,
     pub(super) fetching: tokio::sync::Semaphore,
     pub(super) giving: tokio::sync::Semaphore,
@@ -56,12 +56,34 @@ pub struct Server {
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum Event<'a> {
-    Opened { session: u64, program: &'a str, peer: &'a str },
-    Resumed { session: u64, peer: &'a str },
-    Lost { session: u64, reason: &'a str },
-    Ended { session: u64, reason: &'a str },
-    Refused { peer: &'a str, reason: &'a str },
-    Draining { sessions: usize },
+    Opened {
+        session: u64,
+        program: &'a str,
+        peer: &'a str,
+    },
+    Resumed {
+        session: u64,
+        peer: &'a str,
+    },
+    Lost {
+        session: u64,
+        reason: &'a str,
+    },
+    Ended {
+        session: u64,
+        reason: &'a str,
+    },
+    Refused {
+        peer: &'a str,
+        reason: &'a str,
+    },
+    Draining {
+        sessions: usize,
+    },
+    /// Connections cannot be taken at present.
+    Starved {
+        reason: &'a str,
+    },
 }
 
 impl Server {

@@ -42,7 +42,7 @@ impl Server {
         serde_json::json!({
             "version": env!("CARGO_PKG_VERSION"), "seconds": self.now().as_secs_f64(),
             "draining": self.registry.is_draining(), "opened": self.registry.opened(), "sessions": sessions,
-            "exposed": self.registry.moves().count(),
+            "exposed": self.registry.moves().count(), "devices": self.registry.config().offered,
         })
     }
 }

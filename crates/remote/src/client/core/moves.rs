@@ -19,6 +19,7 @@ impl Core {
             return;
         }
         self.journal.define(moved.id, moved.place);
+        self.faults.follow(&moved.source.faults());
         let entry = Entry::Fetched(moved);
         self.transmit(&entry);
         self.journal.push(entry);

@@ -2,7 +2,7 @@
 
 use super::request::{Request, refused};
 use super::{Core, Session, Step, control};
-use crate::client::journal::{Entry, Journal};
+use crate::client::journal::{Entry, Journal, Kept};
 use crate::client::moves::Errand;
 use crate::protocol::greeting::{Hello, Purpose, Welcome};
 use crate::protocol::message::{Message, kind};
@@ -59,6 +59,7 @@ impl Core {
             return Ok(Step::Opened(true));
         }
         self.session = Some(Session {
+            version: welcome.version,
             number: welcome.session,
             secret: welcome.secret,
             incarnation: welcome.incarnation,
@@ -96,7 +97,7 @@ impl Core {
             self.answers.extend(refused(request, &Error::Stopped));
         }
         self.settled.extend(self.fetching.drain().map(|(_, (_, moved))| moved));
-        if self.impure && !first {
+        if !first && !self.journal.covers(self.impure) {
             self.journal.abandon("an operation ran that is not pure");
         }
         // Out of the way while it is sent; sending adds nothing to it.
@@ -126,8 +127,17 @@ impl Core {
                 held.snapshot, held.entries
             ));
         }
-        for (&id, (data, place)) in base {
-            self.transmit(&Entry::Upload { id, data: data.clone(), place: *place });
+        for (&id, kept) in base {
+            match kept {
+                Kept::Data(data, place) => {
+                    self.transmit(&Entry::Upload { id, data: data.clone(), place: *place })
+                }
+                // An older server does not know the value, which is an error too.
+                Kept::Failed(error) if self.can_poison() => {
+                    self.task(Message::Poison { id, error: error.clone() }, false)
+                }
+                Kept::Failed(_) => {}
+            }
         }
         for entry in entries {
             match entry {

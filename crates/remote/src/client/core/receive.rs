@@ -1,7 +1,8 @@
 //! What a server says: answers, failures, progress.
 
 use super::request::{Answer, Incoming, Request, refused};
-use super::{Core, MOST_FAULTS, Step};
+use super::{Core, Step};
+use crate::client::faults::MOST;
 use crate::client::pool;
 use crate::protocol::greeting::{Refusal, Welcome};
 use crate::protocol::message::{self, Message, kind};
@@ -127,7 +128,7 @@ impl Core {
                 self.answers.push(Answer::Data(promise, Ok(data(incoming))));
             }
             Some(Request::Snapshot(id, Some(incoming))) => {
-                self.journal.took(id, data(incoming));
+                self.journal.took(id, Ok(data(incoming)));
             }
             _ => {}
         }
@@ -135,6 +136,10 @@ impl Core {
 
     fn refused_by_server(&mut self, request: u64, error: Error) {
         match self.requests.remove(&request) {
+            // A value that was never computed is a part of the snapshot like any other.
+            Some(Request::Snapshot(id, _)) if matches!(error, Error::Failed { .. }) && self.can_poison() => {
+                self.journal.took(id, Err(error));
+            }
             Some(Request::Snapshot(..) | Request::Cut) => {
                 self.journal.give_up_snapshot();
                 self.requests.retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut));
@@ -142,7 +147,7 @@ impl Core {
             Some(Request::Again { .. }) | None => {}
             Some(request) => {
                 self.stats.replies += 1;
-                let error = self.located(error);
+                let error = self.faults.located(error);
                 self.answers.extend(refused(request, &error));
             }
         }
@@ -156,27 +161,14 @@ impl Core {
             sent.batch.origins.get(at).copied()
         });
         // What fails again when its history is run again has been told.
-        let known = self.faults.iter().any(|(id, _)| *id == value);
-        if let Some(origin) = origin.filter(|_| !known) {
-            if self.faults.len() == MOST_FAULTS {
-                self.faults.pop_front();
-            }
-            self.faults.push_back((value, origin));
+        if self.faults.knows(value) {
+            return;
         }
-        let error = self.located(error);
-        if !known && self.failures.len() < MOST_FAULTS {
-            self.failures.push(error);
+        if let Some(origin) = origin {
+            self.faults.note(value, origin);
         }
-    }
-
-    /// The error with the user's line.
-    fn located(&self, error: Error) -> Error {
-        match error {
-            Error::Failed { op, value, origin: None, cause } => {
-                let origin = self.faults.iter().rev().find(|(id, _)| *id == value).map(|(_, o)| *o);
-                Error::Failed { op, value, origin, cause }
-            }
-            error => error,
+        if self.failures.len() < MOST {
+            self.failures.push(self.faults.located(error));
         }
     }
 }
