@@ -236,6 +236,68 @@ fn ids_that_are_unknown_freed_or_foreign_are_typed_errors() {
 }
 
 #[test]
+fn operations_that_make_no_sense_fail_as_they_do_locally() {
+    let f32s = |shape: &[usize]| Meta::new(DType::F32, shape);
+    let cases: &[(&str, &[Meta])] = &[
+        ("reshape shape=[3,3]", &[f32s(&[2, 2])]),
+        ("reshape shape=[]", &[f32s(&[0])]),
+        ("expand shape=[1048576,1048576,1048576]", &[f32s(&[1, 1, 1])]),
+        ("expand shape=[4611686018427387904,4]", &[f32s(&[1, 1])]),
+        ("full shape=[1099511627776,1099511627776] value=f32:1.0", &[]),
+        ("iota shape=[9223372036854775807,3] dtype=i64 axis=0", &[]),
+        ("iota shape=[3] dtype=i64 axis=7", &[]),
+        ("sum axes=[5] keep=false", &[f32s(&[2, 3])]),
+        ("sum axes=[0,0] keep=false", &[f32s(&[2, 3])]),
+        ("sum axes=[0] keep=false", &[f32s(&[])]),
+        ("max axes=[0] keep=false", &[f32s(&[0, 3])]),
+        ("permute order=[0,0]", &[f32s(&[2, 3])]),
+        ("permute order=[0]", &[f32s(&[2, 3])]),
+        ("slice axis=0 start=5 end=2 step=1", &[f32s(&[6])]),
+        ("slice axis=0 start=0 end=9 step=1", &[f32s(&[6])]),
+        ("slice axis=0 start=0 end=6 step=0", &[f32s(&[6])]),
+        ("dot transpose=false", &[f32s(&[2, 3]), f32s(&[2, 3])]),
+        ("dot transpose=false", &[f32s(&[3]), f32s(&[])]),
+        ("add", &[f32s(&[2]), Meta::new(DType::I32, [2])]),
+        ("add", &[f32s(&[2]), f32s(&[3])]),
+        ("add", &[f32s(&[2])]),
+        ("neg", &[f32s(&[2]), f32s(&[2])]),
+        ("neg", &[]),
+        ("neg", &[Meta::new(DType::Bool, [2])]),
+        ("select", &[f32s(&[2]), f32s(&[2]), f32s(&[2])]),
+        ("cast dtype=q8", &[f32s(&[3])]),
+        ("cat axis=3", &[f32s(&[2]), f32s(&[2])]),
+        ("take axis=0", &[f32s(&[2]), f32s(&[2])]),
+        ("full shape=[2] value=f32:nan", &[]),
+        ("sum axes=[] keep=false", &[f32s(&[])]),
+        ("neg", &[f32s(&[0, 4])]),
+    ];
+    let server = server();
+    let remote = open(&server.url(), PATIENCE).unwrap();
+    let local = Cpu::start();
+    let mut failed = 0;
+    for (i, (op, metas)) in cases.iter().enumerate() {
+        let outcome = |device: &dyn Device| {
+            let first = 100 * (i as u64 + 1);
+            let ins: Vec<u64> = (0..metas.len() as u64).map(|n| first + n).collect();
+            for (id, meta) in ins.iter().zip(*metas) {
+                device.write(Id(*id), Data::new(*meta, Bytes::new(vec![0u8; meta.bytes()])), Place::Reuse);
+            }
+            submit(
+                device,
+                vec![node(op, &ins, first + 50), node("reshape shape=[7]", &[first + 50], first + 51)],
+            );
+            let read = |id: u64| device.read(Id(id)).wait().map(|data| (data.meta, data.bytes.to_vec()));
+            [first + 50, first + 51].map(|id| read(id).map_err(|e| e.root().to_string()))
+        };
+        let (there, here) = (outcome(&*remote), outcome(&local));
+        assert_eq!(there, here, "{op} of {metas:?}");
+        failed += here[0].is_err() as usize;
+    }
+    assert_eq!(failed, cases.len() - 3, "the last three have results");
+    lives(&server);
+}
+
+#[test]
 fn more_than_the_quota_is_out_of_memory_and_others_live_on() {
     let quota = Quota { bytes: 1 << 20, ..Quota::default() };
     let server = Serving::start(Options { quota, ..Options::default() });

@@ -266,8 +266,7 @@ fn train(peer: &Peer, seconds: f64) -> Result<Value, Box<dyn Error>> {
             rates.push(round(side, 10, seconds.max(0.5))?);
         }
     }
-    let mut ratios: Vec<f64> = rates[1].iter().zip(&rates[0]).map(|(there, here)| there / here).collect();
-    ratios.sort_by(f64::total_cmp);
+    let ratios: Vec<f64> = rates[1].iter().zip(&rates[0]).map(|(there, here)| there / here).collect();
     let middle = |rates: &[f64]| {
         let mut rates = rates.to_vec();
         rates.sort_by(f64::total_cmp);
@@ -275,7 +274,7 @@ fn train(peer: &Peer, seconds: f64) -> Result<Value, Box<dyn Error>> {
     };
     Ok(json!({
         "steps_per_second": middle(&rates[1]), "local_steps_per_second": middle(&rates[0]),
-        "of_local": middle(&ratios), "least_of_local": super::rounded(ratios[0]), "rounds": ROUNDS,
+        "of_local": middle(&ratios), "of_local_by_round": ratios.into_iter().map(super::rounded).collect::<Vec<_>>(),
     }))
 }
 

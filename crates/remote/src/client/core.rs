@@ -347,7 +347,9 @@ impl Core {
             return;
         }
         let replay = self.micros.saturating_sub(self.snapshot_at);
-        if replay > self.config.replay_micros || held.bytes > self.config.replay_bytes {
+        // The larger a snapshot, the rarer: what it costs stays a small part of the work.
+        let dear = SNAPSHOT_SHARE * held.snapshot as u64 / SNAPSHOT_RATE;
+        if replay > self.config.replay_micros.max(dear) || held.bytes > self.config.replay_bytes {
             self.snapshot();
         }
     }
@@ -497,6 +499,9 @@ impl Core {
     }
 }
 
+/// Bytes of a snapshot that come in a microsecond, roughly, and one in how much of the device's time they may take.
+const SNAPSHOT_RATE: u64 = 2000;
+const SNAPSHOT_SHARE: u64 = 100;
 /// Items of one batch on the wire.
 const MOST_ITEMS: usize = 4096;
 /// Batches whose origins are remembered.
