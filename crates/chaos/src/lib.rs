@@ -18,4 +18,4 @@ pub use process::Process;
 pub use proxy::{At, Fault, Proxy, Way, What};
 pub use random::Random;
 pub use raw::{Raw, hello};
-pub use serving::{Options, Serving, open};
+pub use serving::{Options, Serving, open, tls};

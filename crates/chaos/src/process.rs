@@ -4,12 +4,14 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// A running `kiln serve`.
 pub struct Process {
     child: Child,
     address: SocketAddr,
+    log: Arc<Mutex<Vec<String>>>,
 }
 
 impl Process {
@@ -17,8 +19,13 @@ impl Process {
     pub fn serve(kiln: &Path, port: u16, args: &[&str]) -> Process {
         let mut command = Command::new(kiln);
         command.args(["serve", "--json", "--listen", &format!("127.0.0.1:{port}")]).args(args);
+        Process::start(command)
+    }
+
+    /// Starts a command that ends up as `kiln serve --json`; the token is `chaos`.
+    pub fn start(mut command: Command) -> Process {
         command.env("KILN_TOKEN", "chaos").stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().unwrap_or_else(|e| panic!("{}: {e}", kiln.display()));
+        let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
         let output = child.stdout.take().expect("it is piped");
         let mut lines = BufReader::new(output).lines();
         let first = lines.next().and_then(Result::ok).unwrap_or_default();
@@ -26,9 +33,20 @@ impl Process {
         let url = event["url"].as_str().unwrap_or_default();
         let place = url.trim_start_matches("kiln://").split(['?', '/']).next().unwrap_or_default();
         let address = place.parse().unwrap_or_else(|_| panic!("kiln serve said `{first}`"));
-        // Nobody reads its log, but a full pipe would stop it.
-        std::thread::spawn(move || lines.for_each(drop));
-        Process { child, address }
+        // Read all the time: a full pipe would stop it.
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let said = log.clone();
+        std::thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                said.lock().unwrap_or_else(|e| e.into_inner()).push(line);
+            }
+        });
+        Process { child, address, log }
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     /// Where it listens.

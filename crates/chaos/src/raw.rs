@@ -2,7 +2,8 @@
 
 use kiln_remote::client::core::control;
 use kiln_remote::protocol::frame::{self, Decoder};
-use kiln_remote::protocol::message::{Hello, Message, Purpose, Refusal, Welcome, kind};
+use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
+use kiln_remote::protocol::message::{Message, kind};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;

@@ -1,14 +1,15 @@
 //! A server in this process, on a port of this machine.
 
-use kiln_cpu::Cpu;
+use kiln_cpu::{Cpu, Reference};
 use kiln_device::{Device, Error};
 use kiln_remote::client::Patience;
 use kiln_remote::server::registry::{Config, Registry};
 use kiln_remote::server::session::Quota;
 use kiln_remote::server::{Event, Listen, Server};
+use kiln_remote::transport::server_tls;
 use kiln_remote::{Address, Remote};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -19,6 +20,8 @@ pub struct Options {
     pub port: u16,
     /// A Unix socket too.
     pub unix: Option<PathBuf>,
+    /// TLS with the certificate of [`tls`].
+    pub tls: bool,
     /// What clients must know.
     pub token: Option<Vec<u8>>,
     /// What a session may hold.
@@ -40,6 +43,7 @@ impl Default for Options {
         Options {
             port: 0,
             unix: None,
+            tls: false,
             token: None,
             quota: Quota::default(),
             most_sessions: 512,
@@ -69,7 +73,8 @@ enum Stop {
 impl Serving {
     /// Starts a server.
     pub fn start(options: Options) -> Serving {
-        let Options { port, unix, token, quota, most_sessions, lease, heartbeat, workers, device } = options;
+        let Options { port, unix, tls, token, quota, most_sessions, lease, heartbeat, workers, device } =
+            options;
         let state = Mutex::new(crate::Random(entropy()));
         let registry = Registry::new(Config {
             token,
@@ -77,7 +82,11 @@ impl Serving {
             most_sessions,
             lease,
             heartbeat,
-            devices: Box::new(move |name| matches!(name, "" | "cpu").then(device)),
+            offered: vec!["cpu".into(), "reference".into()],
+            devices: Box::new(move |name| match name {
+                "reference" => Some(Arc::new(Reference::start())),
+                _ => Some(device()),
+            }),
             random: Box::new(move |bytes| {
                 let mut random = state.lock().unwrap_or_else(|e| e.into_inner());
                 bytes.iter_mut().for_each(|b| *b = random.bits() as u8);
@@ -95,7 +104,11 @@ impl Serving {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             runtime.expect("a runtime").block_on(async move {
                 let tcp = vec![SocketAddr::from(([127, 0, 0, 1], port))];
-                let listen = Listen { tcp, unix: unix.into_iter().collect(), tls: None };
+                let tls = tls.then(|| {
+                    let acceptor = server_tls(&self::tls("cert.pem"), &self::tls("key.pem"));
+                    acceptor.expect("the test certificate is there")
+                });
+                let listen = Listen { tcp, unix: unix.into_iter().collect(), tls };
                 let sockets = listen.bind().await.expect("a free port");
                 let _ = bound.send(sockets.addresses()[0]);
                 let (send, receive) = oneshot::channel();
@@ -173,6 +186,11 @@ impl Drop for Serving {
     fn drop(&mut self) {
         self.end(Stop::Crash);
     }
+}
+
+/// A file of the test server's certificates: `cert.pem`, `key.pem`, and `ca.pem` for clients.
+pub fn tls(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tls").join(file)
 }
 
 /// Differs from start to start: incarnations and secrets must.

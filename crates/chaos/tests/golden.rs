@@ -1,13 +1,15 @@
-//! An old client's bytes. They were written by version 1 and are never changed: every later server serves them, or
+//! Old clients' bytes. They were written by versions 1 and 2 and are never changed: every later server serves them, or
 //! refuses with the version named. `KILN_GOLDEN=write` writes files that are missing.
 
 use kiln_chaos::{Options, Raw, Serving, fuzz, hello};
-use kiln_device::Place;
+use kiln_device::{Error, Place};
 use kiln_ir::wire::{Table, Writer};
 use kiln_ir::{DType, Id, Meta, text};
-use kiln_remote::protocol::message::{Hello, Message, Purpose, Refusal, Welcome, kind};
-use kiln_remote::protocol::{frame, template};
+use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
+use kiln_remote::protocol::message::{Message, kind};
+use kiln_remote::protocol::{VERSIONS, frame, template};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 fn file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../remote/golden").join(name)
@@ -91,13 +93,19 @@ fn script() -> Vec<(u64, u8, Vec<u8>)> {
     put(&mut frames, Message::Define { template: 1, structure: &failing.structure, bindings: &w.bytes });
     put(&mut frames, Message::Read { request: 5, id: Id(302), background: false });
     put(&mut frames, Message::Read { request: 6, id: Id(999), background: false });
+    if VERSIONS.1 >= 2 {
+        let cause = Arc::new(Error::Index { op: "take".into(), index: 9, length: 3 });
+        let error = Error::Failed { op: "take".into(), value: Id(400), origin: None, cause };
+        put(&mut frames, Message::Poison { id: Id(401), error });
+        put(&mut frames, Message::Read { request: 8, id: Id(401), background: false });
+    }
     put(&mut frames, Message::Forget { template: 0 });
     put(&mut frames, Message::Sync { request: 7 });
     frames
 }
 
 /// Sends frames to a server and gives the numbered answers, up to that of the last request.
-fn answers(frames: &[(u64, u8, Vec<u8>)]) -> Vec<(u64, u8, Vec<u8>)> {
+fn answers(frames: &[(u64, u8, Vec<u8>)], version: u64) -> Vec<(u64, u8, Vec<u8>)> {
     let server = Serving::start(Options::default());
     let mut raw = Raw::connect(server.address());
     for (seq, kind, payload) in frames {
@@ -109,7 +117,7 @@ fn answers(frames: &[(u64, u8, Vec<u8>)]) -> Vec<(u64, u8, Vec<u8>)> {
         let (seq, kind, payload) = raw.frame().expect("an answer to the last request");
         match (seq, kind) {
             (0, kind::REFUSED) => panic!("refused: {}", Refusal::decode(&payload).unwrap()),
-            (0, kind::WELCOME) => assert_eq!(Welcome::decode(&payload).unwrap().version, 1),
+            (0, kind::WELCOME) => assert_eq!(Welcome::decode(&payload).unwrap().version, version),
             (0, _) => {}
             _ => answers.push((seq, kind, payload)),
         }
@@ -123,46 +131,53 @@ fn answers(frames: &[(u64, u8, Vec<u8>)]) -> Vec<(u64, u8, Vec<u8>)> {
 }
 
 #[test]
-fn a_client_of_version_1_is_served() {
-    let make = || {
-        let mut text =
-            "# A whole conversation of a client of version 1: `>` what it sends, `<` the numbered answers.\n\
-            # Number, kind, payload. Never changed: later servers must still serve it.\n"
-                .to_string();
-        let frames = script();
-        for (way, (seq, kind, payload)) in
-            frames.iter().map(|f| (">", f)).chain(answers(&frames).iter().map(|f| ("<", f)))
-        {
-            text += &format!("{way} {seq} {kind} {}\n", hex(payload));
+fn clients_of_all_versions_are_served() {
+    for version in 1..=VERSIONS.1 {
+        let make = || {
+            assert_eq!(version, VERSIONS.1, "what an older client sent is not made up afterwards");
+            let mut text = format!(
+                "# A whole conversation of a client of version {version}: `>` what it sends, `<` the numbered answers.\n\
+                # Number, kind, payload. Never changed: later servers must still serve it.\n"
+            );
+            let frames = script();
+            for (way, (seq, kind, payload)) in
+                frames.iter().map(|f| (">", f)).chain(answers(&frames, version).iter().map(|f| ("<", f)))
+            {
+                text += &format!("{way} {seq} {kind} {}\n", hex(payload));
+            }
+            text
+        };
+        let (mut sent, mut expected) = (Vec::new(), Vec::new());
+        for line in lines(&format!("conversation-{version}.txt"), make) {
+            let parts: Vec<&str> = line.split(' ').collect();
+            let frame = (parts[1].parse().unwrap(), parts[2].parse().unwrap(), unhex(parts[3]));
+            if parts[0] == ">" { sent.push(frame) } else { expected.push(frame) }
         }
-        text
-    };
-    let (mut sent, mut expected) = (Vec::new(), Vec::new());
-    for line in lines("conversation-1.txt", make) {
-        let parts: Vec<&str> = line.split(' ').collect();
-        let frame = (parts[1].parse().unwrap(), parts[2].parse().unwrap(), unhex(parts[3]));
-        if parts[0] == ">" { sent.push(frame) } else { expected.push(frame) }
-    }
-    assert_eq!(answers(&sent), expected);
-    let kinds: Vec<u8> = expected.iter().map(|f| f.1).collect();
-    for kind in [kind::VALUE, kind::PIECE, kind::ANSWER, kind::FAULT, kind::FAILED, kind::DONE] {
-        assert!(kinds.contains(&kind), "kind {kind} is in the conversation");
+        assert_eq!(answers(&sent, version), expected);
+        let kinds: Vec<u8> = expected.iter().map(|f| f.1).collect();
+        for kind in [kind::VALUE, kind::PIECE, kind::ANSWER, kind::FAULT, kind::FAILED, kind::DONE] {
+            assert!(kinds.contains(&kind), "kind {kind} is in the conversation");
+        }
     }
 }
 
 #[test]
-fn messages_of_version_1_read_as_they_were_written() {
+fn messages_of_all_versions_read_as_they_were_written() {
+    let old = || panic!("the messages of version 1 are missing");
     let make = || {
+        let known = lines("messages-1.txt", old);
         let mut text =
-            "# One of every message of version 1: kind and payload. Never changed, only added to.\n"
+            "# What version 2 has besides the messages of version 1: kind and payload. Never changed.\n"
                 .to_string();
-        for bytes in fuzz::seeds("messages") {
-            text += &format!("{} {}\n", bytes[0], hex(&bytes[1..]));
+        for line in fuzz::seeds("messages").iter().map(|bytes| format!("{} {}", bytes[0], hex(&bytes[1..]))) {
+            if !known.contains(&line) {
+                text += &format!("{line}\n");
+            }
         }
         text
     };
     let mut kinds = std::collections::BTreeSet::new();
-    for line in lines("messages-1.txt", make) {
+    for line in lines("messages-1.txt", old).into_iter().chain(lines("messages-2.txt", make)) {
         let (kind, payload) = line.split_once(' ').unwrap();
         let (kind, payload) = (kind.parse::<u8>().unwrap(), unhex(payload));
         kinds.insert(kind);
@@ -174,5 +189,5 @@ fn messages_of_version_1_read_as_they_were_written() {
         };
         assert_eq!(again.as_deref().map(hex), Ok(hex(&payload)), "kind {kind}");
     }
-    assert_eq!(kinds.len(), 26, "{kinds:?}");
+    assert_eq!(kinds.len(), 29, "{kinds:?}");
 }

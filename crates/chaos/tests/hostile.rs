@@ -9,7 +9,8 @@ use kiln_ir::custom::{CustomOp, register};
 use kiln_ir::text::parse_op;
 use kiln_ir::{CustomCall, DType, Id, Item, Meta, Node, Op, OpError};
 use kiln_remote::protocol::frame;
-use kiln_remote::protocol::message::{Message, Purpose, Refusal, kind};
+use kiln_remote::protocol::greeting::{Purpose, Refusal};
+use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::server::session::Quota;
 use smallvec::{SmallVec, smallvec};
 use std::io::{Read, Write};
@@ -47,14 +48,14 @@ fn number(device: &dyn Device, id: u64) {
 fn versions_that_do_not_meet_are_refused_with_those_that_would() {
     let server = server();
     for (versions, fits) in
-        [((0, 0), false), ((2, 9), false), ((u64::MAX, u64::MAX), false), ((1, 9), true), ((0, 1), true)]
+        [((0, 0), None), ((3, 9), None), ((u64::MAX, u64::MAX), None), ((1, 9), Some(2)), ((0, 1), Some(1))]
     {
         let mut greeting = hello(b"", Purpose::Open { device: String::new() });
         greeting.versions = versions;
         let answer = Raw::connect(server.address()).greet(&greeting);
         match fits {
-            true => assert_eq!(answer.unwrap().version, 1),
-            false => assert_eq!(answer.unwrap_err(), Refusal::Version(1, 1), "{versions:?}"),
+            Some(version) => assert_eq!(answer.unwrap().version, version),
+            None => assert_eq!(answer.unwrap_err(), Refusal::Version(1, 2), "{versions:?}"),
         }
     }
     lives(&server);
@@ -232,6 +233,68 @@ fn ids_that_are_unknown_freed_or_foreign_are_typed_errors() {
     let error = mine.sync().wait().unwrap_err();
     assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains("exists already")), "{error}");
     assert!(theirs.read(Id(77)).wait().is_ok());
+}
+
+#[test]
+fn operations_that_make_no_sense_fail_as_they_do_locally() {
+    let f32s = |shape: &[usize]| Meta::new(DType::F32, shape);
+    let cases: &[(&str, &[Meta])] = &[
+        ("reshape shape=[3,3]", &[f32s(&[2, 2])]),
+        ("reshape shape=[]", &[f32s(&[0])]),
+        ("expand shape=[1048576,1048576,1048576]", &[f32s(&[1, 1, 1])]),
+        ("expand shape=[4611686018427387904,4]", &[f32s(&[1, 1])]),
+        ("full shape=[1099511627776,1099511627776] value=f32:1.0", &[]),
+        ("iota shape=[9223372036854775807,3] dtype=i64 axis=0", &[]),
+        ("iota shape=[3] dtype=i64 axis=7", &[]),
+        ("sum axes=[5] keep=false", &[f32s(&[2, 3])]),
+        ("sum axes=[0,0] keep=false", &[f32s(&[2, 3])]),
+        ("sum axes=[0] keep=false", &[f32s(&[])]),
+        ("max axes=[0] keep=false", &[f32s(&[0, 3])]),
+        ("permute order=[0,0]", &[f32s(&[2, 3])]),
+        ("permute order=[0]", &[f32s(&[2, 3])]),
+        ("slice axis=0 start=5 end=2 step=1", &[f32s(&[6])]),
+        ("slice axis=0 start=0 end=9 step=1", &[f32s(&[6])]),
+        ("slice axis=0 start=0 end=6 step=0", &[f32s(&[6])]),
+        ("dot transpose=false", &[f32s(&[2, 3]), f32s(&[2, 3])]),
+        ("dot transpose=false", &[f32s(&[3]), f32s(&[])]),
+        ("add", &[f32s(&[2]), Meta::new(DType::I32, [2])]),
+        ("add", &[f32s(&[2]), f32s(&[3])]),
+        ("add", &[f32s(&[2])]),
+        ("neg", &[f32s(&[2]), f32s(&[2])]),
+        ("neg", &[]),
+        ("neg", &[Meta::new(DType::Bool, [2])]),
+        ("select", &[f32s(&[2]), f32s(&[2]), f32s(&[2])]),
+        ("cast dtype=q8", &[f32s(&[3])]),
+        ("cat axis=3", &[f32s(&[2]), f32s(&[2])]),
+        ("take axis=0", &[f32s(&[2]), f32s(&[2])]),
+        ("full shape=[2] value=f32:nan", &[]),
+        ("sum axes=[] keep=false", &[f32s(&[])]),
+        ("neg", &[f32s(&[0, 4])]),
+    ];
+    let server = server();
+    let remote = open(&server.url(), PATIENCE).unwrap();
+    let local = Cpu::start();
+    let mut failed = 0;
+    for (i, (op, metas)) in cases.iter().enumerate() {
+        let outcome = |device: &dyn Device| {
+            let first = 100 * (i as u64 + 1);
+            let ins: Vec<u64> = (0..metas.len() as u64).map(|n| first + n).collect();
+            for (id, meta) in ins.iter().zip(*metas) {
+                device.write(Id(*id), Data::new(*meta, Bytes::new(vec![0u8; meta.bytes()])), Place::Reuse);
+            }
+            submit(
+                device,
+                vec![node(op, &ins, first + 50), node("reshape shape=[7]", &[first + 50], first + 51)],
+            );
+            let read = |id: u64| device.read(Id(id)).wait().map(|data| (data.meta, data.bytes.to_vec()));
+            [first + 50, first + 51].map(|id| read(id).map_err(|e| e.root().to_string()))
+        };
+        let (there, here) = (outcome(&*remote), outcome(&local));
+        assert_eq!(there, here, "{op} of {metas:?}");
+        failed += here[0].is_err() as usize;
+    }
+    assert_eq!(failed, cases.len() - 3, "the last three have results");
+    lives(&server);
 }
 
 #[test]

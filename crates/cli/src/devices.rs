@@ -1,5 +1,6 @@
 //! `kiln devices`: what can be computed on here.
 
+use kiln::remote::Address;
 use kiln::{DType, Device};
 use std::error::Error;
 use std::process::ExitCode;
@@ -16,7 +17,15 @@ pub struct Args {
 pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     let devices = match args.urls.is_empty() {
         true => Device::list(),
-        false => args.urls.iter().map(|url| Device::open(url)).collect::<Result<_, _>>()?,
+        false => {
+            let mut devices = Vec::new();
+            for url in &args.urls {
+                for url in on_server(url)? {
+                    devices.push(Device::open(&url)?);
+                }
+            }
+            devices
+        }
     };
     for device in devices {
         let (info, memory) = (device.info(), device.memory());
@@ -45,4 +54,23 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The addresses of all devices of a server, or of the one that is named.
+fn on_server(url: &str) -> Result<Vec<String>, Box<dyn Error>> {
+    if !Address::is_remote(url) {
+        return Ok(vec![url.into()]);
+    }
+    let address = Address::parse_all(url)?.swap_remove(0);
+    if !address.device.is_empty() {
+        return Ok(vec![url.into()]);
+    }
+    let mut names = Vec::new();
+    kiln::remote::client::watch(&address, |status| {
+        let offered = status["devices"].as_array().into_iter().flatten();
+        names.extend(offered.filter_map(|name| name.as_str().map(String::from)));
+        false
+    })?;
+    let joint = if url.contains('?') { '&' } else { '?' };
+    Ok(names.iter().map(|name| format!("{url}{joint}device={name}")).collect())
 }

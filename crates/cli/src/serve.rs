@@ -91,25 +91,22 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     let allow = args.allow_peer.iter().map(|host| host.to_ascii_lowercase()).collect();
     let moves = Moves::new(args.advertise.clone().unwrap_or_default(), allow);
     for device in &args.device {
-        open(device).ok_or_else(|| format!("there is no device `{device}`: known are cpu and reference"))?;
+        open(device)
+            .ok_or_else(|| format!("there is no device `{device}`: known are cpu, cpu:N and reference"))?;
     }
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(cert), Some(key)) => Some(transport::server_tls(cert, key)?),
         _ => None,
     };
     let scheme = if tls.is_some() { "kilns" } else { "kiln" };
-    let offered = args.device.clone();
     let registry = Registry::new(Config {
         token: Some(token),
         quota: Quota { bytes: args.quota.unwrap_or(usize::MAX), ..Quota::default() },
         most_sessions: args.max_sessions,
         lease: Duration::try_from_secs_f64(args.lease)?,
         heartbeat: Duration::from_secs(5),
-        devices: Box::new(move |name| {
-            let first = offered.first().map(String::as_str).unwrap_or("cpu");
-            let name = if name.is_empty() { first } else { name };
-            offered.iter().find(|o| *o == name || format!("{o}:0") == name).and_then(|o| open(o))
-        }),
+        offered: args.device.clone(),
+        devices: Box::new(open),
         // Without randomness there are no secrets, and so no server.
         random: Box::new(|bytes| getrandom::fill(bytes).expect("the system gives random bytes")),
     })
@@ -151,8 +148,12 @@ async fn stopped() {
 fn open(device: &str) -> Option<Arc<dyn kiln::device::Device>> {
     match device {
         "reference" => Some(Arc::new(kiln::device::Reference::start())),
-        "cpu" | "cpu:0" => Some(Arc::new(kiln::device::Cpu::start())),
-        _ => None,
+        "cpu" => Some(Arc::new(kiln::device::Cpu::start())),
+        // Devices of one kind differ in their name alone: every session has one of its own anyway.
+        name => {
+            name.strip_prefix("cpu:")?.parse::<u32>().ok()?;
+            open("cpu")
+        }
     }
 }
 
@@ -191,21 +192,30 @@ fn default_token_file() -> Result<PathBuf, Box<dyn Error>> {
 /// The token in this file, which is made if it is missing; only its owner can read it.
 fn made_token(path: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
     use std::os::unix::fs::OpenOptionsExt;
+    if path.exists() {
+        return token(Some(path))?.ok_or_else(|| "the token file is empty".into());
+    }
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
     let mut random = [0; 24];
     getrandom::fill(&mut random).map_err(|e| e.to_string())?;
     let fresh: String = random.iter().map(|b| format!("{b:02x}")).collect();
-    match std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(path) {
-        Ok(mut file) => {
-            file.write_all(fresh.as_bytes())?;
-            Ok(fresh.into())
-        }
-        Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {
-            token(Some(path))?.ok_or_else(|| "the token file is empty".into())
-        }
-        Err(e) => Err(format!("{}: {e}", path.display()).into()),
+    // Written whole before it has its name: a server that is killed meanwhile leaves no empty one behind, and of two
+    // that start at once both have the same.
+    let draft = path.with_extension(format!("{}.draft", std::process::id()));
+    let named = |e: std::io::Error| format!("{}: {e}", path.display());
+    let _ = std::fs::remove_file(&draft);
+    let mut file =
+        std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(named)?;
+    let linked = file
+        .write_all(fresh.as_bytes())
+        .and_then(|()| file.sync_all())
+        .and_then(|()| std::fs::hard_link(&draft, path));
+    let _ = std::fs::remove_file(&draft);
+    match linked {
+        Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => Err(named(e).into()),
+        _ => token(Some(path))?.ok_or_else(|| "the token file is empty".into()),
     }
 }
 
@@ -231,6 +241,7 @@ fn log(event: Event<'_>, json: bool) {
         Event::Lost { session, reason } => ("lost", Some(session), reason, ""),
         Event::Ended { session, reason } => ("ended", Some(session), reason, ""),
         Event::Refused { peer, reason } => ("refused", None, reason, peer),
+        Event::Starved { reason } => ("starved", None, reason, ""),
         Event::Draining { sessions } => {
             return match json {
                 true => println!("{}", json!({ "event": "draining", "sessions": sessions })),

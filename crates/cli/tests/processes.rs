@@ -7,6 +7,8 @@ use kiln_chaos::program::{handle, train};
 use kiln_chaos::{Options, Process, Serving, open, process};
 use kiln_device::{Device, Error};
 use smallvec::{SmallVec, smallvec};
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
@@ -112,6 +114,182 @@ fn an_operation_that_the_server_does_not_know_is_told_with_the_line() {
         assert_eq!(error.root(), &Error::Op(OpError::UnknownCustom { name: "processes.mine".into() }));
     }
     assert_eq!((&x + 1.0).to_vec::<f32>().unwrap(), [2.0; 4]);
+}
+
+#[test]
+fn a_server_without_file_descriptors_says_so_and_recovers() {
+    let mut command = Command::new("sh");
+    let script = "ulimit -n 40; exec \"$0\" serve --json --listen 127.0.0.1:0";
+    command.args(["-c", script]).arg(kiln());
+    let server = Process::start(command);
+    let first = open(&url(&server), PATIENCE).unwrap();
+    let device = handle(first.clone());
+    let x = Tensor::ones([8], &device);
+    // Strangers take the rest. Whoever comes now is not served in time, which is a typed error.
+    let strangers: Vec<_> = (0..60).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    let starved = || server.log().iter().filter(|line| line.contains("starved")).count();
+    let start = Instant::now();
+    while starved() == 0 {
+        assert!(start.elapsed() < PATIENCE, "{:?}", server.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(server.log().iter().any(|line| line.contains("open files")), "{:?}", server.log());
+    // Who is in goes on, and is not disturbed.
+    for i in 0..100 {
+        assert_eq!((&x + i as f64).to_vec::<f32>().unwrap(), [1.0 + i as f32; 8]);
+    }
+    assert_eq!((first.stats().resumed, first.stats().replayed), (0, 0));
+    drop(strangers);
+    let second = handle(open(&url(&server), PATIENCE).unwrap());
+    assert_eq!((Tensor::ones([2], &second) * 3.0).to_vec::<f32>().unwrap(), [3.0; 2]);
+    assert!(starved() < 10, "told once, not at every try: {:?}", server.log());
+    assert!(process::usage(server.id()).files < 40);
+}
+
+/// A library that makes the wall clock jump by days, forward and back, at every look. Other clocks stay as they are.
+const JUMPING: &str = r#"
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long day(void) { static long n; n = n * 1103515245 + 12345; return ((n >> 16) % 2000 - 1000) * 86400; }
+int clock_gettime(clockid_t clock, struct timespec *t) {
+    int outcome = syscall(SYS_clock_gettime, clock, t);
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) t->tv_sec += day();
+    return outcome;
+}
+int gettimeofday(struct timeval *t, void *zone) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    t->tv_sec = now.tv_sec, t->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *t) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (t) *t = now.tv_sec;
+    return now.tv_sec;
+}
+"#;
+
+#[test]
+fn a_wall_clock_that_jumps_disturbs_nobody() {
+    let folder = std::env::temp_dir().join(format!("kiln-clock-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let (source, library) = (folder.join("clock.c"), folder.join("clock.so"));
+    std::fs::write(&source, JUMPING).unwrap();
+    let built = Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).args([&library, &source]).status();
+    assert!(built.unwrap().success());
+    // The library does what it says.
+    let date = Command::new("date").arg("+%s").env("LD_PRELOAD", &library).output().unwrap();
+    let date: i64 = String::from_utf8_lossy(&date.stdout).trim().parse().unwrap();
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs() as i64;
+    assert!((date - now).abs() > 3600, "the clock did not jump");
+
+    let mut command = Command::new(kiln());
+    command.args(["serve", "--json", "--lease", "5", "--listen", "127.0.0.1:0"]).env("LD_PRELOAD", &library);
+    let server = Process::start(command);
+    let digest = |device: Option<&str>| {
+        let mut client = Command::new(kiln());
+        client.args(["train", "digits", "--json", "--digest", "--steps", "100"]).env("KILN_TOKEN", "chaos");
+        if let Some(device) = device {
+            client.args(["--device", device]).env("LD_PRELOAD", &library);
+        }
+        let output = client.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        last["digest"].as_str().unwrap().to_string()
+    };
+    assert_eq!(digest(Some(&format!("kiln://{}", server.address()))), digest(None));
+    // One connection from the beginning to the goodbye: no lease ended early, no heartbeat was missed.
+    let log = server.log().join("\n");
+    assert!(log.contains("opened") && !log.contains("resumed"), "{log}");
+    let _ = std::fs::remove_dir_all(&folder);
+}
+
+#[test]
+fn a_made_token_is_private_and_survives_restarts() {
+    use std::os::unix::fs::PermissionsExt;
+    let state = std::env::temp_dir().join(format!("kiln-state-{}", std::process::id()));
+    let start = || {
+        let mut command = Command::new(kiln());
+        command.args(["serve", "--json", "--listen", "127.0.0.1:0"]).env_remove("KILN_TOKEN");
+        command.env("XDG_STATE_HOME", &state).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        let line: serde_json::Value = serde_json::from_str(&first).unwrap();
+        (child, line["url"].as_str().unwrap().to_string())
+    };
+    let path = state.join("kiln/token");
+    let mut tokens = Vec::new();
+    for _ in 0..2 {
+        let (mut child, url) = start();
+        assert!(url.ends_with(&format!("?token-file={}", path.display())), "{url}");
+        // The printed address is all that a client needs.
+        assert!(open(&url, PATIENCE).is_ok());
+        tokens.push(std::fs::read_to_string(&path).unwrap());
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!(tokens[0] == tokens[1] && tokens[0].len() >= 32);
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let left = std::fs::read_dir(state.join("kiln")).unwrap().count();
+    assert_eq!(left, 1, "no draft is left behind");
+    // A folder that nobody can write to is told.
+    let output = Command::new(kiln())
+        .args(["serve", "--listen", "127.0.0.1:0"])
+        .env_remove("KILN_TOKEN")
+        .env("XDG_STATE_HOME", "/proc/none")
+        .output()
+        .unwrap();
+    assert!(!output.status.success() && !output.stderr.is_empty());
+    let _ = std::fs::remove_dir_all(&state);
+}
+
+#[test]
+fn the_devices_of_a_server_are_listed_and_its_socket_is_private() {
+    use std::os::unix::fs::PermissionsExt;
+    let socket = std::env::temp_dir().join(format!("kiln-devices-{}.sock", std::process::id()));
+    let unix = format!("unix:{}", socket.display());
+    let listen = ["--listen", unix.as_str(), "--device", "cpu", "--device", "cpu:1", "--device", "reference"];
+    let server = Process::serve(kiln(), 0, &listen);
+    assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+    for url in [url(&server), unix.clone()] {
+        let output = Command::new(kiln()).args(["devices", "--json", &url]).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = |l: &str| serde_json::from_str::<serde_json::Value>(l).unwrap();
+        let lines: Vec<_> = text.lines().map(line).collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[2]["name"].as_str().unwrap().contains("reference"), "{text}");
+        assert_eq!(lines[0]["numerics"], lines[1]["numerics"]);
+    }
+    for command in ["ps", "top"] {
+        let mut child = Command::new(kiln());
+        let child = child.args([command, "--json", &unix]).stdout(Stdio::piped()).spawn();
+        let mut child = child.unwrap();
+        let mut first = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+        let look: serde_json::Value = serde_json::from_str(&first).unwrap();
+        assert!(look["sessions"].is_array() && look["devices"].as_array().unwrap().len() == 3, "{look}");
+        let _ = child.kill();
+        child.wait().unwrap();
+    }
+}
+
+#[test]
+fn a_public_server_without_encryption_is_warned_of() {
+    let mut command = Command::new(kiln());
+    command.args(["serve", "--listen", "0.0.0.0:0"]).env("KILN_TOKEN", "chaos");
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(first.contains("warning") && first.contains("not encrypted"), "{first}");
 }
 
 #[test]

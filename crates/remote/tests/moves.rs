@@ -5,7 +5,8 @@ use kiln_device::{Batch, Bytes, Data, Device, Host, Place, Urgency};
 use kiln_ir::{DType, Id, Item, Meta, Node, text::parse_op};
 use kiln_remote::client::core::control;
 use kiln_remote::protocol::frame::Decoder;
-use kiln_remote::protocol::message::{Hello, Message, Purpose, Refusal, kind};
+use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal};
+use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::server::moves::{Moves, Shown};
 use kiln_remote::server::registry::{Config, Registry};
 use kiln_remote::server::session::Quota;
@@ -37,6 +38,7 @@ impl Running {
             most_sessions: 64,
             lease: Duration::from_secs(10),
             heartbeat: Duration::from_secs(1),
+            offered: vec!["cpu".into()],
             devices: Box::new(|_| Some(Arc::new(Cpu::start()))),
             random: Box::new(|bytes| getrandom::fill(bytes).unwrap()),
         });
@@ -314,6 +316,29 @@ fn a_lost_target_fetches_again() {
 }
 
 #[test]
+fn a_source_that_is_lost_before_it_was_fetched_from_is_not_waited_for() {
+    let mut a = Running::start(Moves::default());
+    let b = Running::start(Moves::default());
+    let (from, to) = (a.open(), b.open());
+    let meta = Meta::new(DType::U8, [1 << 20]);
+    let data = value(meta, 5);
+    from.write(Id(1), data.clone(), Place::Reuse);
+    from.sync().wait().unwrap();
+    let at = a.at;
+    drop(a);
+    // Asked for while there is no source, and answered once there is one again.
+    fetch(&to, 2, meta, &from, 1);
+    let answer = to.read(Id(2));
+    std::thread::sleep(Duration::from_millis(30));
+    a = Running::start_at(at, Moves::default());
+    let start = Instant::now();
+    let got = answer.wait().unwrap();
+    assert!(got.meta == meta && *got.bytes == *data.bytes);
+    assert!(start.elapsed() < Duration::from_millis(1500), "{:?}", start.elapsed());
+    drop(a);
+}
+
+#[test]
 fn a_move_without_recovery_holds_nothing_afterwards() {
     let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
     let (from, to) = (a.open(), b.open_with("?recover=0"));
@@ -425,7 +450,7 @@ fn only_the_capability_opens_a_value() {
     expose([2; 32], 1);
     std::thread::sleep(Duration::from_millis(250));
     for wrong in [[9; 32], [2; 32], [0; 32]] {
-        assert_eq!(ask(a.at, wrong, 1).1, [kind::REFUSED]);
+        assert_eq!(ask(a.at, wrong, 1).1, [kind::WELCOME, kind::REFUSED]);
     }
     // A broken fetch may ask again; another may not.
     assert_eq!(ask(a.at, [1; 32], 1).1[..2], [kind::WELCOME, kind::VALUE]);
@@ -434,7 +459,7 @@ fn only_the_capability_opens_a_value() {
     // What a session exposes ends with it.
     client.close();
     until("the end of the session", || a.exposed() == 0);
-    assert_eq!(ask(a.at, [1; 32], 1).1, [kind::REFUSED]);
+    assert_eq!(ask(a.at, [1; 32], 1).1, [kind::WELCOME, kind::REFUSED]);
 }
 
 #[test]

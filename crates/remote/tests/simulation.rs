@@ -40,6 +40,7 @@ fn server(seed: u64) -> Registry {
         most_sessions: 4,
         lease: Duration::from_millis(1000),
         heartbeat: Duration::from_millis(100),
+        offered: vec!["cpu".into()],
         devices: Box::new(|_| Some(Arc::new(Cpu::start()))),
         random: Box::new(move |bytes| {
             let mut random = random.lock().unwrap();
@@ -273,6 +274,24 @@ fn run(seed: u64, faults: bool) -> (u64, u64, kiln_remote::client::core::Stats) 
                 world.core.submit(batch.clone());
                 local.submit(batch);
             }
+            7 if !live.is_empty() && random.chance(2) => {
+                // A choice of elements, one of which may not exist: then its result, and what follows from it, fails.
+                let wrong = random.chance(3).then(|| random.below(8));
+                let choice = (0..8).map(|i| if wrong == Some(i) { 9 } else { random.below(8) as i64 });
+                let content: Vec<u8> = choice.flat_map(i64::to_le_bytes).collect();
+                let data = Data::new(Meta::new(kiln_ir::DType::I64, [8]), Bytes::new(content));
+                let (index, out) = (Id(next), Id(next + 1));
+                next += 2;
+                let from = live[random.below(live.len() as u64) as usize];
+                let gather = Node::new(parse_op("gather axis=0").unwrap(), &[from, index], &[out]);
+                let items = vec![Item::Run(gather), Item::Free(index)];
+                let batch = Batch { items, urgency: Urgency::Now, ..Batch::default() };
+                world.core.write(index, data.clone(), Place::Reuse);
+                local.write(index, data, Place::Reuse);
+                world.core.submit(batch.clone());
+                local.submit(batch);
+                live.push(out);
+            }
             _ if !live.is_empty() => {
                 let id = live[random.below(live.len() as u64) as usize];
                 let (promise, answer) = pending(None);
@@ -295,9 +314,14 @@ fn run(seed: u64, faults: bool) -> (u64, u64, kiln_remote::client::core::Stats) 
         assert!(step < 100_000, "seed {seed}: no end; {:?}", world.core);
     }
     for (at, (remote, local)) in reads.into_iter().enumerate() {
-        let (remote, local) = (remote.take().expect("answered before the sync"), local.wait());
-        let (remote, local) = (remote.unwrap(), local.unwrap());
-        assert!(remote.meta == local.meta && *remote.bytes == *local.bytes, "seed {seed}: read {at} differs");
+        match (remote.take().expect("answered before the sync"), local.wait()) {
+            (Ok(remote), Ok(local)) => {
+                let same = remote.meta == local.meta && *remote.bytes == *local.bytes;
+                assert!(same, "seed {seed}: read {at} differs");
+            }
+            (Err(remote), Err(local)) => assert_eq!(remote.root(), local.root(), "seed {seed}: read {at}"),
+            (remote, local) => panic!("seed {seed}: read {at} is {remote:?}, not {local:?}"),
+        }
     }
     (world.cuts, world.crashes, world.core.stats())
 }

@@ -6,7 +6,8 @@ use kiln_ir::wire::Table;
 use kiln_ir::{DType, Id, Meta, text};
 use kiln_remote::client::core::{Config, Core, bytes, control};
 use kiln_remote::protocol::frame::Decoder;
-use kiln_remote::protocol::message::{Message, Purpose, Query, Refusal, Welcome, kind};
+use kiln_remote::protocol::greeting::{Purpose, Refusal, Welcome};
+use kiln_remote::protocol::message::{Message, Query, kind};
 use kiln_remote::protocol::template::split;
 use std::sync::Arc;
 
@@ -157,6 +158,9 @@ fn messages() -> Vec<Vec<u8>> {
             url: "kiln://host:1",
             capability: [5; 32],
         },
+        Message::Recall { request: 5, capability: [6; 32] },
+        Message::Withdraw { transfer: 2, error: error.clone() },
+        Message::Poison { id: Id(9), error: error.clone() },
         Message::Value { request: 1, meta },
         Message::Done { request: 3 },
         Message::Failed { request: 1, error: memory },
@@ -180,6 +184,7 @@ fn messages() -> Vec<Vec<u8>> {
     greeting(kind::HELLO, short(Purpose::Open { device: "cpu".into() }));
     greeting(kind::HELLO, short(Purpose::Resume { session: 1, secret: [2; 32], epoch: 3, received: 4 }));
     greeting(kind::HELLO, short(Purpose::Fetch { capability: [2; 32], transfer: 9, from: 0 }));
+    greeting(kind::HELLO, short(Purpose::Fetch { capability: [2; 32], transfer: 9, from: 5 }));
     greeting(kind::HELLO, short(Purpose::Watch));
     let mut short = welcome();
     short.table.truncate(2);

@@ -4,7 +4,8 @@ use crate::raw::hello;
 use kiln_cpu::Cpu;
 use kiln_ir::wire::Table;
 use kiln_remote::protocol::frame::{self, Decoder, HEAD};
-use kiln_remote::protocol::message::{Hello, Message, Purpose, Refusal, Welcome, kind};
+use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
+use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::protocol::template::Receiver;
 use kiln_remote::protocol::{Frame, ProtocolError};
 use kiln_remote::server::registry::{Admitted, Client, Config, Registry};
@@ -175,6 +176,7 @@ fn session(input: &[u8]) -> u64 {
             most_sessions: usize::MAX,
             lease: Duration::from_secs(1),
             heartbeat: Duration::from_secs(1),
+            offered: vec!["cpu".into()],
             devices: Box::new(|_| Some(Arc::new(Cpu::start()))),
             random: Box::new(|bytes| bytes.fill(7)),
         })

@@ -1,6 +1,7 @@
 //! What a server costs: bytes up and down, tiny operations in a row, one tiny read. A server is started for it, as a
 //! process of its own on this machine, and plain TCP between two threads is measured beside it.
 
+use super::{Machine, Setup};
 use kiln::device::Bytes;
 use kiln::prelude::*;
 use kiln::{Data, Meta};
@@ -19,6 +20,7 @@ pub(super) const TABLE: &[Row] = &[
     ("remote/download_256m", download),
     ("remote/tiny_ops", tiny),
     ("remote/read_latency", latency),
+    ("remote/train_gpt", train),
 ];
 
 const SIZE: usize = 256 << 20;
@@ -231,6 +233,49 @@ fn tiny(peer: &Peer, seconds: f64) -> Result<Value, Box<dyn Error>> {
         return Err(format!("a chain of additions gave {end:?}").into());
     }
     Ok(json!({ "operations": count, "operations_per_second": rate.round() }))
+}
+
+/// Rounds of training, here and there in turn.
+const ROUNDS: usize = 5;
+
+/// Steps of `train/gpt` a second, waited for at the end of a round only, beside those on this process's own device.
+fn train(peer: &Peer, seconds: f64) -> Result<Value, Box<dyn Error>> {
+    let devices = [Device::cpu(), peer.device.clone()];
+    let mut works = devices.each_ref().map(|device| {
+        super::train::gpt_small(&Setup { device: device.clone(), machine: Machine::Host, scale: 1 })
+    });
+    let mut round = |side: usize, least: usize, seconds: f64| -> Result<f64, kiln::Error> {
+        let (mut steps, start) = (0, Instant::now());
+        while steps < least || start.elapsed().as_secs_f64() < seconds {
+            drop((works[side].call)());
+            steps += 1;
+            // Not further ahead than a loop that looks at its loss now and then.
+            if steps % 10 == 0 {
+                devices[side].sync()?;
+            }
+        }
+        devices[side].sync()?;
+        Ok(steps as f64 / start.elapsed().as_secs_f64())
+    };
+    for side in [0, 1] {
+        round(side, 10, 0.0)?;
+    }
+    let mut rates = [Vec::new(), Vec::new()];
+    for _ in 0..ROUNDS {
+        for (side, rates) in rates.iter_mut().enumerate() {
+            rates.push(round(side, 10, seconds.max(0.5))?);
+        }
+    }
+    let ratios: Vec<f64> = rates[1].iter().zip(&rates[0]).map(|(there, here)| there / here).collect();
+    let middle = |rates: &[f64]| {
+        let mut rates = rates.to_vec();
+        rates.sort_by(f64::total_cmp);
+        super::rounded(rates[rates.len() / 2])
+    };
+    Ok(json!({
+        "steps_per_second": middle(&rates[1]), "local_steps_per_second": middle(&rates[0]),
+        "of_local": middle(&ratios), "of_local_by_round": ratios.into_iter().map(super::rounded).collect::<Vec<_>>(),
+    }))
 }
 
 /// Reading one number that is there.

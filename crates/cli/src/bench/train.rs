@@ -8,7 +8,7 @@ pub(super) const TABLE: &[Row] = &[
     ("train/mlp", On::All, mlp),
     ("train/mlp_small", On::All, mlp_small),
     ("train/cnn", On::All, cnn),
-    ("train/gpt", On::All, |s| gpt(s, &GPT_SMALL)),
+    ("train/gpt", On::All, gpt_small),
     ("train/gpt2_124m", On::Cuda, |s| gpt(s, &GPT2)),
 ];
 
@@ -44,6 +44,11 @@ fn mlp_small(s: &Setup) -> Work {
 fn cnn(s: &Setup) -> Work {
     let (x, y) = (s.randn([s.n(128), 1, 28, 28]), s.classes(10, [s.n(128)]));
     trainer(Cnn::new(s), Adam::new(1e-3), y, move |model| model.forward(&x))
+}
+
+/// The transformer of `train/gpt`.
+pub(super) fn gpt_small(s: &Setup) -> Work {
+    gpt(s, &GPT_SMALL)
 }
 
 /// A decoder-only transformer on random text, AdamW

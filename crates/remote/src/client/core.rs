@@ -5,17 +5,24 @@
 //! gets the journal from its last snapshot on. There is no third way.
 
 mod moves;
+mod open;
+mod receive;
+mod request;
 
+pub use request::Answer;
+
+use super::faults::{self, Faults};
 use super::journal::{Entry, Held, Journal};
 use super::moves::{Errand, Move, Reach};
-use super::pool;
+use crate::protocol::frame;
+use crate::protocol::greeting::Refusal;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
-use crate::protocol::message::{self, Hello, Message, Purpose, Query, Refusal, Welcome, kind};
+use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::{self, Sender, Sending};
-use crate::protocol::{Frame, ProtocolError, VERSIONS, frame};
-use kiln_device::{Batch, Data, DeviceInfo, Error, Origin, Place, Promise};
-use kiln_ir::wire::{Reader, Table};
-use kiln_ir::{Id, Item, Meta, Op};
+use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise};
+use kiln_ir::wire::Table;
+use kiln_ir::{Id, Item, Op};
+use request::{Request, refused};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -80,50 +87,8 @@ pub enum Step {
     Leave,
 }
 
-/// An answer to hand over, outside of any lock.
-pub enum Answer {
-    /// To a read.
-    Data(Promise<Data>, Result<Data, Error>),
-    /// To a sync.
-    Done(Promise<()>, Result<(), Error>),
-    /// To a question.
-    Content(Promise<Vec<u8>>, Result<Vec<u8>, Error>),
-}
-
-impl Answer {
-    /// Hands it over.
-    pub fn give(self) {
-        match self {
-            Answer::Data(promise, answer) => promise.answer(answer),
-            Answer::Done(promise, answer) => promise.answer(answer),
-            Answer::Content(promise, answer) => promise.answer(answer),
-        }
-    }
-}
-
-enum Request {
-    Read(Promise<Data>, Option<Incoming>),
-    /// Of what was exposed.
-    Recall(Promise<Data>, Option<Incoming>),
-    Sync(Promise<()>),
-    Query(Promise<Vec<u8>>),
-    Snapshot(Id, Option<Incoming>),
-    /// The end of a snapshot's reads.
-    Cut,
-    /// A read that was answered before the server was lost: the same bits are expected.
-    Again {
-        id: Id,
-        sum: u32,
-    },
-}
-
-/// A value on its way.
-struct Incoming {
-    meta: Meta,
-    bytes: Vec<u8>,
-}
-
 struct Session {
+    version: u64,
     number: u64,
     secret: [u8; 32],
     incarnation: u64,
@@ -165,7 +130,7 @@ pub struct Core {
     fetching: FxHashMap<u64, (u64, Arc<Move>)>,
     errands: Vec<Errand>,
     settled: Vec<Arc<Move>>,
-    faults: VecDeque<(Id, Origin)>,
+    faults: Arc<Faults>,
     failures: Vec<Error>,
     answers: Vec<Answer>,
     ping: bool,
@@ -174,12 +139,9 @@ pub struct Core {
     failed: Option<Error>,
     events: Vec<String>,
     stats: Stats,
-    /// An operation ran whose results cannot be had by running it again.
-    impure: bool,
+    /// Where the journal stood after the last operation whose results cannot be had by running it again.
+    impure: u64,
 }
-
-/// Failures and faults remembered.
-const MOST_FAULTS: usize = 256;
 
 impl Core {
     /// A client that has not connected yet.
@@ -207,7 +169,7 @@ impl Core {
             fetching: FxHashMap::default(),
             errands: Vec::new(),
             settled: Vec::new(),
-            faults: VecDeque::new(),
+            faults: Arc::default(),
             failures: Vec::new(),
             answers: Vec::new(),
             ping: false,
@@ -215,7 +177,7 @@ impl Core {
             failed: None,
             events: Vec::new(),
             stats: Stats::default(),
-            impure: false,
+            impure: 0,
         }
     }
 
@@ -226,6 +188,7 @@ impl Core {
         if self.failed.is_some() || batch.items.is_empty() {
             return;
         }
+        let mut pure = true;
         for item in &batch.items {
             match item {
                 Item::Free(id) => self.journal.free(*id),
@@ -234,7 +197,7 @@ impl Core {
                     if let Op::Custom(custom) = &node.op
                         && kiln_ir::custom::find(&custom.name).is_some_and(|op| !op.pure())
                     {
-                        self.impure = true;
+                        pure = false;
                     }
                 }
             }
@@ -247,6 +210,12 @@ impl Core {
             let entry = Entry::Batch { structure, bindings: split.bindings.into() };
             self.transmit(&entry);
             self.journal.push(entry);
+        }
+        if !pure {
+            if self.journal.is_kept() && self.journal.covers(self.impure) {
+                self.event("an operation ran that is not pure: no recovery until the next snapshot".into());
+            }
+            self.impure = self.journal.end();
         }
         self.sent.push_back(Sent { task: self.tasks, batch });
         // Without a server's word on what is executed, this would grow.
@@ -378,7 +347,9 @@ impl Core {
             return;
         }
         let replay = self.micros.saturating_sub(self.snapshot_at);
-        if replay > self.config.replay_micros || held.bytes > self.config.replay_bytes {
+        // The larger a snapshot, the rarer: what it costs stays a small part of the work.
+        let dear = SNAPSHOT_SHARE * held.snapshot as u64 / SNAPSHOT_RATE;
+        if replay > self.config.replay_micros.max(dear) || held.bytes > self.config.replay_bytes {
             self.snapshot();
         }
     }
@@ -390,7 +361,6 @@ impl Core {
         }
         let Some(ids) = self.journal.begin() else { return };
         self.snapshot_at = self.micros;
-        self.impure = false;
         for id in ids {
             let request = self.next_request;
             self.next_request += 1;
@@ -404,314 +374,6 @@ impl Core {
     }
 
     // The connection.
-
-    /// The first frame of a connection. `elsewhere`: the server is not the one of the session.
-    pub fn hello(&mut self, elsewhere: bool) -> Vec<u8> {
-        self.open = false;
-        let purpose = match &mut self.session {
-            Some(session) if !elsewhere => {
-                session.epoch += 1;
-                let (number, secret, epoch) = (session.number, session.secret, session.epoch);
-                Purpose::Resume { session: number, secret, epoch, received: self.link.received() }
-            }
-            _ => Purpose::Open { device: self.config.device.clone() },
-        };
-        let mut table = kiln_ir::wire::Writer::default();
-        self.table.encode(&mut table);
-        let hello = Hello {
-            versions: VERSIONS,
-            token: self.config.token.clone(),
-            purpose,
-            compress: self.config.compress,
-            program: self.config.program.clone(),
-            table: table.bytes,
-        };
-        control(kind::HELLO, &hello.encode())
-    }
-
-    /// Takes a frame.
-    pub fn receive(&mut self, frame: &Frame<'_>) -> Result<Step, ProtocolError> {
-        match frame.kind {
-            kind::WELCOME if !self.open => return self.welcome(Welcome::decode(frame.payload)?),
-            kind::REFUSED if !self.open => return Ok(Step::Refused(Refusal::decode(frame.payload)?)),
-            kind::ENDED if self.open => {
-                let (peer, reason) =
-                    (self.config.peer.clone(), String::from_utf8_lossy(frame.payload).into());
-                self.fail(Error::Refused { peer, reason });
-                return Ok(Step::Leave);
-            }
-            kind if !self.open => return Err(ProtocolError::Kind(kind)),
-            _ => {}
-        }
-        if frame.seq != 0 {
-            if !self.link.accept(frame, message::lane(frame.kind))? {
-                return Ok(Step::Going);
-            }
-            self.link.release(frame.payload.len());
-        }
-        let mut room = Vec::new();
-        match Message::decode(frame.kind, frame.payload, &mut room)? {
-            Message::Ack { seq, limit } => self.link.acknowledged(seq, limit)?,
-            Message::Progress { tasks, micros } => {
-                self.executed = self.executed.max(tasks);
-                self.micros = self.micros.max(micros);
-                while self.sent.front().is_some_and(|s| s.task <= self.executed) {
-                    self.sent.pop_front();
-                }
-                let executed = self.executed;
-                let done = self.fetching.extract_if(|_, (task, _)| *task <= executed);
-                self.settled.extend(done.map(|(_, (_, moved))| moved));
-                self.bound();
-            }
-            Message::Pong(_) => {}
-            Message::Drain => return Ok(Step::Leave),
-            Message::Value { request, meta } => self.value(request, meta)?,
-            Message::Lost { transfer, reason } => self.lost(transfer, reason),
-            Message::Piece { of, bytes } => self.piece(of, bytes)?,
-            Message::Done { request } => match self.requests.remove(&request) {
-                Some(Request::Sync(promise)) => {
-                    self.stats.replies += 1;
-                    self.answers.push(Answer::Done(promise, Ok(())));
-                }
-                Some(Request::Cut) => self.journal.reached(),
-                _ => {}
-            },
-            Message::Failed { request, error } => self.refused_by_server(request, error),
-            Message::Fault { value, error } => self.fault(value, error),
-            Message::Answer { request, content } => match self.requests.remove(&request) {
-                Some(Request::Query(promise)) => {
-                    self.stats.replies += 1;
-                    self.answers.push(Answer::Content(promise, Ok(content.to_vec())));
-                }
-                Some(Request::Again { id, sum }) => {
-                    if content != sum.to_le_bytes() {
-                        self.fail(Error::Diverged { peer: self.config.peer.clone(), value: id });
-                    }
-                }
-                other => {
-                    other.into_iter().for_each(|r| drop(self.requests.insert(request, r)));
-                }
-            },
-            other => return Err(ProtocolError::Kind(other.encode().0)),
-        }
-        Ok(Step::Going)
-    }
-
-    fn welcome(&mut self, welcome: Welcome) -> Result<Step, ProtocolError> {
-        if let Some(received) = welcome.resumed {
-            let session =
-                self.session.as_ref().ok_or(ProtocolError::Misuse("there is no session to resume"))?;
-            if session.number != welcome.session || session.incarnation != welcome.incarnation {
-                return Err(ProtocolError::Misuse("another session was resumed"));
-            }
-            self.link.resume(received)?;
-            self.open = true;
-            self.stats.resumed += 1;
-            return Ok(Step::Opened(false));
-        }
-        let first = self.session.is_none();
-        if let Some(old) = &self.session
-            && old.info.numerics != welcome.info.numerics
-            && !self.config.any_numerics
-        {
-            let (want, got) = (old.info.numerics.clone(), welcome.info.numerics.clone());
-            self.fail(Error::NumericsDiffer { peer: self.config.peer.clone(), want, got });
-            return Ok(Step::Opened(true));
-        }
-        self.session = Some(Session {
-            number: welcome.session,
-            secret: welcome.secret,
-            incarnation: welcome.incarnation,
-            epoch: 0,
-            compress: welcome.compress && self.config.compress,
-            info: welcome.info,
-            theirs: Table::decode(&mut Reader::new(&welcome.table))?,
-            advertise: welcome.advertise,
-            heartbeat: Duration::from_millis(welcome.heartbeat.max(1)),
-        });
-        self.open = true;
-        self.rebuild(first);
-        Ok(Step::Opened(true))
-    }
-
-    /// Brings a new session to where the stream is.
-    fn rebuild(&mut self, first: bool) {
-        let old = std::mem::take(&mut self.link).counts();
-        self.stats.before.sent_frames += old.sent_frames;
-        self.stats.before.sent_bytes += old.sent_bytes;
-        self.stats.before.received_frames += old.received_frames;
-        self.stats.before.received_bytes += old.received_bytes;
-        self.sender = Sender::default();
-        (self.tasks, self.executed, self.micros, self.snapshot_at) = (0, 0, 0, 0);
-        self.journal.give_up_snapshot();
-        self.requests
-            .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
-        for request in self.requests.values_mut() {
-            if let Request::Read(_, incoming) = request {
-                *incoming = None;
-            }
-        }
-        // Nothing is exposed on the new server: who recalls must expose again.
-        for (_, request) in self.requests.extract_if(|_, r| matches!(r, Request::Recall(..))) {
-            self.answers.extend(refused(request, &Error::Stopped));
-        }
-        self.settled.extend(self.fetching.drain().map(|(_, (_, moved))| moved));
-        if self.impure && !first {
-            self.journal.abandon("an operation ran that is not pure");
-        }
-        // Out of the way while it is sent; sending adds nothing to it.
-        let journal = std::mem::take(&mut self.journal);
-        let sent = self.send_again(&journal, first);
-        self.journal = journal;
-        // What was not known to be executed may still fail, somewhere in what was sent again.
-        self.sent.iter_mut().for_each(|sent| sent.task = self.tasks);
-        match sent {
-            Ok(()) if first => {}
-            Ok(()) => self.snapshot(),
-            Err(reason) => self.fail(Error::Disconnected { peer: self.config.peer.clone(), reason }),
-        }
-    }
-
-    fn send_again(&mut self, journal: &Journal, first: bool) -> Result<(), String> {
-        let (base, entries) = match journal.replay() {
-            Ok(replay) => replay,
-            Err(_) if first => return Ok(()),
-            Err(reason) => return Err(format!("the server was lost with its values, and {reason}")),
-        };
-        if !first {
-            self.stats.replayed += 1;
-            let held = journal.held();
-            self.event(format!(
-                "rebuilding the session from a snapshot of {} bytes and {} entries",
-                held.snapshot, held.entries
-            ));
-        }
-        for (&id, (data, place)) in base {
-            self.transmit(&Entry::Upload { id, data: data.clone(), place: *place });
-        }
-        for entry in entries {
-            match entry {
-                Entry::Fetched(moved) if !first => {
-                    self.errands.push(Errand::Expose(moved.clone()));
-                    self.transmit(entry);
-                }
-                Entry::Read { request, id, digest } if !self.requests.contains_key(request) => {
-                    if let Some(sum) = digest {
-                        let request = self.next_request;
-                        self.next_request += 1;
-                        self.requests.insert(request, Request::Again { id: *id, sum: *sum });
-                        self.task(Message::Digest { request, id: *id }, false);
-                    }
-                }
-                Entry::Sync { request } | Entry::Query { request, .. }
-                    if !self.requests.contains_key(request) => {}
-                entry => self.transmit(entry),
-            }
-        }
-        Ok(())
-    }
-
-    fn value(&mut self, request: u64, meta: Meta) -> Result<(), ProtocolError> {
-        let Some(Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot)) =
-            self.requests.get_mut(&request)
-        else {
-            return Ok(());
-        };
-        let bytes = pool::take(meta.bytes())
-            .ok_or(ProtocolError::Misuse("a value is larger than this machine's memory"))?;
-        *slot = Some(Incoming { meta, bytes });
-        if meta.bytes() == 0 {
-            self.arrived(request);
-        }
-        Ok(())
-    }
-
-    fn piece(&mut self, request: u64, bytes: &[u8]) -> Result<(), ProtocolError> {
-        let Some(
-            Request::Read(_, Some(incoming))
-            | Request::Recall(_, Some(incoming))
-            | Request::Snapshot(_, Some(incoming)),
-        ) = self.requests.get_mut(&request)
-        else {
-            // The asker has gone, or the request was asked again.
-            return Ok(());
-        };
-        if incoming.bytes.len() + bytes.len() > incoming.meta.bytes() {
-            return Err(ProtocolError::Misuse("a value has more bytes than its shape"));
-        }
-        incoming.bytes.extend_from_slice(bytes);
-        if incoming.bytes.len() == incoming.meta.bytes() {
-            self.arrived(request);
-        }
-        Ok(())
-    }
-
-    fn arrived(&mut self, request: u64) {
-        let data = |incoming: Incoming| Data::new(incoming.meta, pool::filled(incoming.bytes));
-        match self.requests.remove(&request) {
-            Some(Request::Read(promise, Some(incoming))) => {
-                self.stats.replies += 1;
-                if self.journal.is_kept() {
-                    self.journal.answered(request, message::digest(&incoming.bytes));
-                }
-                self.answers.push(Answer::Data(promise, Ok(data(incoming))));
-            }
-            Some(Request::Recall(promise, Some(incoming))) => {
-                self.answers.push(Answer::Data(promise, Ok(data(incoming))));
-            }
-            Some(Request::Snapshot(id, Some(incoming))) => {
-                self.journal.took(id, data(incoming));
-            }
-            _ => {}
-        }
-    }
-
-    fn refused_by_server(&mut self, request: u64, error: Error) {
-        match self.requests.remove(&request) {
-            Some(Request::Snapshot(..) | Request::Cut) => {
-                self.journal.give_up_snapshot();
-                self.requests.retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut));
-            }
-            Some(Request::Again { .. }) | None => {}
-            Some(request) => {
-                self.stats.replies += 1;
-                let error = self.located(error);
-                self.answers.extend(refused(request, &error));
-            }
-        }
-    }
-
-    /// An operation has failed: finds who recorded it.
-    fn fault(&mut self, value: Id, error: Error) {
-        let origin = self.sent.iter().find_map(|sent| {
-            let defines = |item: &Item| matches!(item, Item::Run(node) if node.outs.contains(&value));
-            let at = sent.batch.items.iter().position(defines)?;
-            sent.batch.origins.get(at).copied()
-        });
-        // What fails again when its history is run again has been told.
-        let known = self.faults.iter().any(|(id, _)| *id == value);
-        if let Some(origin) = origin.filter(|_| !known) {
-            if self.faults.len() == MOST_FAULTS {
-                self.faults.pop_front();
-            }
-            self.faults.push_back((value, origin));
-        }
-        let error = self.located(error);
-        if !known && self.failures.len() < MOST_FAULTS {
-            self.failures.push(error);
-        }
-    }
-
-    /// The error with the user's line.
-    fn located(&self, error: Error) -> Error {
-        match error {
-            Error::Failed { op, value, origin: None, cause } => {
-                let origin = self.faults.iter().rev().find(|(id, _)| *id == value).map(|(_, o)| *o);
-                Error::Failed { op, value, origin, cause }
-            }
-            error => error,
-        }
-    }
 
     /// The next numbered frame to send.
     pub fn next(&mut self) -> Option<Out> {
@@ -791,7 +453,7 @@ impl Core {
     }
 
     fn event(&mut self, text: String) {
-        if self.events.len() < MOST_FAULTS {
+        if self.events.len() < faults::MOST {
             self.events.push(text);
         }
     }
@@ -816,6 +478,16 @@ impl Core {
         self.session.as_ref().map(|s| s.heartbeat)
     }
 
+    /// Whether the server can be told of values that were never computed.
+    fn can_poison(&self) -> bool {
+        self.session.as_ref().is_some_and(|s| s.version >= 2)
+    }
+
+    /// Whose lines its failures are.
+    pub fn faults(&self) -> Arc<Faults> {
+        self.faults.clone()
+    }
+
     /// Whether the server knows this operation.
     pub fn knows(&self, op: &Op) -> bool {
         self.session.as_ref().is_some_and(|s| s.theirs.has(op.form_name()))
@@ -827,6 +499,9 @@ impl Core {
     }
 }
 
+/// Bytes of a snapshot that come in a microsecond, roughly, and one in how much of the device's time they may take.
+const SNAPSHOT_RATE: u64 = 2000;
+const SNAPSHOT_SHARE: u64 = 100;
 /// Items of one batch on the wire.
 const MOST_ITEMS: usize = 4096;
 /// Batches whose origins are remembered.
@@ -835,17 +510,6 @@ const MOST_SENT: usize = 1024;
 /// A control frame.
 pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
     [&frame::head(0, kind, [payload, &[]])[..], payload].concat()
-}
-
-fn refused(request: Request, error: &Error) -> Option<Answer> {
-    match request {
-        Request::Read(promise, _) | Request::Recall(promise, _) => {
-            Some(Answer::Data(promise, Err(error.clone())))
-        }
-        Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
-        Request::Query(promise) => Some(Answer::Content(promise, Err(error.clone()))),
-        Request::Snapshot(..) | Request::Cut | Request::Again { .. } => None,
-    }
 }
 
 /// The bytes of a frame, for transports that send one buffer.

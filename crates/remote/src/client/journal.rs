@@ -3,7 +3,7 @@
 //! Run again from the snapshot, it gives the same values with the same bits. Liveness prunes nothing here (in training
 //! every value descends from all before it); snapshots do.
 
-use kiln_device::{Data, Place};
+use kiln_device::{Data, Error, Place};
 use kiln_ir::Id;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
@@ -66,8 +66,26 @@ pub struct Held {
     pub snapshots: u64,
 }
 
-/// Values of a snapshot, with where they live.
-type Values = FxHashMap<Id, (Data, Place)>;
+/// A value of a snapshot.
+#[derive(Clone)]
+pub enum Kept {
+    /// Its content, and where it lives.
+    Data(Data, Place),
+    /// It was never computed, for this reason.
+    Failed(Error),
+}
+
+impl Kept {
+    fn bytes(&self) -> usize {
+        match self {
+            Kept::Data(data, _) => data.bytes.len(),
+            Kept::Failed(_) => 0,
+        }
+    }
+}
+
+/// Values of a snapshot.
+type Values = FxHashMap<Id, Kept>;
 
 /// Snapshot and entries since.
 #[derive(Default)]
@@ -178,7 +196,7 @@ impl Journal {
             // A value never changes, so what is here already need not be read again.
             match (self.base.get(&id), data) {
                 (Some(value), _) => drop(taking.values.insert(id, value.clone())),
-                (None, Some(data)) => drop(taking.values.insert(id, (data.clone(), *place))),
+                (None, Some(data)) => drop(taking.values.insert(id, Kept::Data(data.clone(), *place))),
                 (None, None) => drop(taking.missing.insert(id, *place)),
             }
         }
@@ -195,17 +213,18 @@ impl Journal {
         self.complete();
     }
 
-    /// A value of the snapshot has come.
-    pub fn took(&mut self, id: Id, data: Data) {
+    /// A value of the snapshot has come, or the reason why there will never be one.
+    pub fn took(&mut self, id: Id, value: Result<Data, Error>) {
         if let Some(taking) = &mut self.taking
             && let Some(place) = taking.missing.remove(&id)
         {
-            taking.values.insert(id, (data, place));
+            let kept = value.map_or_else(Kept::Failed, |data| Kept::Data(data, place));
+            taking.values.insert(id, kept);
         }
         self.complete();
     }
 
-    /// A value of the snapshot is poisoned: it stays so only by running its history again. The snapshot is given up.
+    /// The snapshot that is under way will not be completed.
     pub fn give_up_snapshot(&mut self) {
         self.taking = None;
     }
@@ -222,7 +241,7 @@ impl Journal {
                 self.first += 1;
             }
             self.base = taking.values;
-            self.base_bytes = self.base.values().map(|(data, _)| data.bytes.len()).sum();
+            self.base_bytes = self.base.values().map(Kept::bytes).sum();
             self.snapshots += 1;
         }
     }
@@ -232,7 +251,13 @@ impl Journal {
         std::mem::take(&mut self.settled)
     }
 
-    fn end(&self) -> u64 {
+    /// Whether everything before this place is covered by the last snapshot.
+    pub fn covers(&self, place: u64) -> bool {
+        self.first >= place
+    }
+
+    /// The place of the next entry.
+    pub fn end(&self) -> u64 {
         self.first + self.entries.len() as u64
     }
 

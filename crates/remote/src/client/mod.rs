@@ -1,6 +1,8 @@
 //! The client: a device whose work is done by a server.
 
 pub mod core;
+mod drive;
+pub mod faults;
 pub mod journal;
 pub mod moves;
 mod pool;

@@ -1,5 +1,6 @@
 //! Values on their way between two servers, as their client sees them.
 
+use super::faults::Faults;
 use crate::protocol::message::Capability;
 use kiln_device::{Data, Keep, Pending, Place};
 use kiln_ir::{Id, Meta};
@@ -36,6 +37,8 @@ pub trait Source: Send + Sync {
     fn reach(&self) -> Reach;
     /// Lets a server fetch it.
     fn expose(&self, capability: Capability);
+    /// Whose lines its failures are.
+    fn faults(&self) -> Arc<Faults>;
     /// What was exposed, through the client.
     fn recall(&self, capability: Capability) -> Pending<Data>;
 }

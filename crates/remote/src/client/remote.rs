@@ -1,29 +1,23 @@
 //! The device at the other end: a session kept alive by a task on the IO thread.
 
-use super::core::{Config, Core, Stats, Step};
+use super::core::{Config, Core, Stats};
+use super::drive::drive;
+use super::faults::Faults;
 use super::moves::{Errand, Move, Reach, Source};
 use crate::address::Address;
-use crate::protocol::frame::Decoder;
-use crate::protocol::message::{Capability, Query, Refusal, decode_memory};
-use crate::transport::{self, Gather, Stream};
+use crate::protocol::message::{Capability, Query, decode_memory};
 use kiln_device::{Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending};
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
-use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
-use std::time::{Duration, Instant};
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
+use std::time::Duration;
 use tokio::sync::Notify;
 
 /// Bytes that may wait to be sent before the recording thread has to wait too.
 const MOST_QUEUED: u64 = 32 << 20;
 /// Tasks that may wait to be executed.
 const MOST_UNEXECUTED: u64 = 4096;
-/// How long an acknowledgement may wait for company.
-const ACK_DELAY: Duration = Duration::from_millis(5);
-/// The longest that connecting and being welcomed may take.
-const HANDSHAKE: Duration = Duration::from_secs(5);
 /// How long closing may take.
 const CLOSE: Duration = Duration::from_millis(500);
 /// How long a value stays exposed for a server that does not come.
@@ -49,19 +43,21 @@ pub struct Remote {
     shared: Arc<Shared>,
 }
 
-struct Shared {
+/// What the device and the task that keeps it connected share.
+pub(super) struct Shared {
     core: Mutex<Core>,
-    addresses: Vec<Address>,
-    patience: Patience,
+    pub addresses: Vec<Address>,
+    pub patience: Patience,
     /// There is something to send.
-    wake: Notify,
+    pub wake: Notify,
     /// There is room, or news.
-    room: Condvar,
+    pub room: Condvar,
     closed: AtomicBool,
     /// Nothing keeps the session connected any more.
     ended: AtomicBool,
     /// How other servers reach this one. Its lock is the last: nothing else is locked under it.
-    reach: Mutex<Reach>,
+    pub reach: Mutex<Reach>,
+    faults: Arc<Faults>,
     this: Weak<Shared>,
 }
 
@@ -108,8 +104,10 @@ impl Remote {
             replay_bytes: 256 << 20,
             any_numerics: std::env::var("KILN_ANY_NUMERICS").is_ok_and(|v| v == "1"),
         };
+        let core = Core::new(config);
         let shared = Arc::new_cyclic(|this| Shared {
-            core: Mutex::new(Core::new(config)),
+            faults: core.faults(),
+            core: Mutex::new(core),
             addresses,
             patience,
             wake: Notify::new(),
@@ -142,6 +140,13 @@ impl Remote {
     /// What the session has seen: bytes, replies, recoveries.
     pub fn stats(&self) -> Stats {
         self.shared.lock().stats()
+    }
+
+    /// Begins a snapshot of all live values now, instead of when enough has happened since the last one. It is taken in
+    /// the background; the statistics count it when it is complete.
+    pub fn snapshot(&self) {
+        self.shared.lock().snapshot();
+        self.shared.settle();
     }
 
     /// What happened since this was last asked, in words.
@@ -269,6 +274,10 @@ impl Source for Held {
         self.shared.reach.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
+    fn faults(&self) -> Arc<Faults> {
+        self.shared.faults.clone()
+    }
+
     fn expose(&self, capability: Capability) {
         self.shared.lock().expose(self.id, capability, 1, EXPOSED.as_millis() as u64);
         self.shared.settle();
@@ -282,14 +291,18 @@ impl Source for Held {
     }
 }
 
-/// Passes the bytes of a transfer on through the client. What is not exposed (any more) is exposed once again.
-fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, again: bool) {
+/// How often a value is recalled: its server may be replaced meanwhile.
+const RECALLS: u32 = 4;
+
+/// Passes the bytes of a transfer on through the client. The value is exposed once more, because its server may be
+/// another by now, and nobody there knows of it.
+fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, tries: u32) {
     let source = moved.source.clone();
+    source.expose(moved.capability);
     source.recall(moved.capability).on_answer(move |answer| match answer {
-        // The value itself failed: there is nothing to try again.
-        Err(error) if again && !matches!(error, Error::Failed { .. }) => {
-            moved.source.expose(moved.capability);
-            pass(target, transfer, moved, false);
+        // If the value itself failed, there is nothing to try again.
+        Err(error) if tries > 1 && !matches!(error, Error::Failed { .. }) => {
+            pass(target, transfer, moved, tries - 1);
         }
         answer => {
             target.lock().supply(transfer, answer);
@@ -299,12 +312,12 @@ fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, again: bool) {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Core> {
+    pub fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Hands answers over and gets the IO thread going.
-    fn settle(&self) {
+    pub fn settle(&self) {
         let (answers, errands, settled) = {
             let mut core = self.lock();
             (core.answers(), core.errands(), core.settled())
@@ -315,7 +328,7 @@ impl Shared {
         for errand in errands {
             match (errand, self.this.upgrade()) {
                 (Errand::Expose(moved), _) => moved.source.expose(moved.capability),
-                (Errand::Pass(transfer, moved), Some(this)) => pass(this, transfer, moved, true),
+                (Errand::Pass(transfer, moved), Some(this)) => pass(this, transfer, moved, RECALLS),
                 (Errand::Pass(..), None) => {}
             }
         }
@@ -327,227 +340,13 @@ impl Shared {
         drop(self.room.wait_while(self.lock(), busy).unwrap_or_else(|e| e.into_inner()));
     }
 
-    fn fail(&self, error: Error) {
+    pub fn fail(&self, error: Error) {
         self.lock().fail(error);
         self.settle();
         self.room.notify_all();
     }
 
-    fn is_closed(&self) -> bool {
+    pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
-    }
-}
-
-/// Why a connection ended.
-enum End {
-    /// The device was dropped.
-    Closed,
-    /// It broke, or the server went away: another is tried.
-    Broken(String),
-    /// The session is not there any more: a new one is opened.
-    Forgotten,
-    /// The server asks to go elsewhere.
-    Leaving,
-    /// No other attempt would do better.
-    Final(Error),
-}
-
-/// Keeps the session connected until the device is dropped or fails.
-async fn drive(shared: Arc<Shared>) {
-    let mut at = 0;
-    let mut elsewhere = false;
-    let mut lost: Option<Instant> = None;
-    let mut attempts = 0u32;
-    loop {
-        let mut welcomed = false;
-        let end = connection(&shared, &shared.addresses[at], elsewhere, &mut welcomed).await;
-        shared.lock().disconnected();
-        if welcomed {
-            (lost, attempts, elsewhere) = (None, 0, false);
-        }
-        match end {
-            End::Closed => return,
-            End::Final(error) => return shared.fail(error),
-            End::Forgotten => {
-                elsewhere = true;
-                continue;
-            }
-            _ if shared.is_closed() || shared.lock().failure().is_some() => {
-                // The server's last word was that it is over: whoever waits is told.
-                shared.settle();
-                shared.room.notify_all();
-                return;
-            }
-            End::Leaving => {
-                at = (at + 1) % shared.addresses.len();
-                elsewhere = true;
-            }
-            End::Broken(reason) => {
-                let since = *lost.get_or_insert_with(Instant::now);
-                // Nobody waits for a server that was never there.
-                let patience =
-                    if shared.lock().info().is_some() { shared.patience.give_up } else { Duration::ZERO };
-                attempts += 1;
-                let tried_all = attempts as usize >= shared.addresses.len();
-                if since.elapsed() >= patience && tried_all {
-                    let peer = shared.addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(",");
-                    return shared.fail(Error::Disconnected { peer, reason });
-                }
-                // The same server first; when it does not answer, the next.
-                let gone = attempts >= 2 || shared.lock().info().is_none();
-                if gone && shared.addresses.len() > 1 {
-                    at = (at + 1) % shared.addresses.len();
-                    elsewhere = true;
-                }
-                let pause = Duration::from_millis(10 << attempts.min(6));
-                tokio::time::sleep(pause.min(Duration::from_millis(500))).await;
-            }
-        }
-    }
-}
-
-/// One connection, from the first byte to its end.
-async fn connection(shared: &Shared, address: &Address, elsewhere: bool, welcomed: &mut bool) -> End {
-    let broken = |e: io::Error| End::Broken(e.to_string());
-    let shake = async {
-        let stream = transport::connect(address).await?;
-        let (mut reader, mut writer) = tokio::io::split(stream);
-        let hello = shared.lock().hello(elsewhere);
-        writer.write_all(&hello).await?;
-        writer.flush().await?;
-        let mut decoder = Decoder::default();
-        loop {
-            let step = {
-                let frame = decoder.next().map_err(io::Error::other)?;
-                frame.map(|frame| shared.lock().receive(&frame)).transpose().map_err(io::Error::other)?
-            };
-            if let Some(step) = step {
-                return Ok((reader, writer, decoder, step));
-            }
-            read(&mut reader, &mut decoder).await?;
-        }
-    };
-    let (reader, writer, decoder, step) = match tokio::time::timeout(HANDSHAKE, shake).await {
-        Err(_) => return End::Broken(format!("no answer within {HANDSHAKE:?}")),
-        Ok(Err(e)) => return broken(e),
-        Ok(Ok(parts)) => parts,
-    };
-    match step {
-        Step::Refused(Refusal::Session | Refusal::Fenced) => return End::Forgotten,
-        Step::Refused(refusal @ (Refusal::Full(_) | Refusal::Draining)) => {
-            return End::Broken(refusal.to_string());
-        }
-        Step::Refused(refusal) => {
-            let (peer, reason) = (address.to_string(), refusal.to_string());
-            return End::Final(Error::Refused { peer, reason });
-        }
-        Step::Leave => return End::Leaving,
-        Step::Going | Step::Opened(_) => {}
-    }
-    *welcomed = true;
-    let mut reach = shared.lock().reach();
-    if reach.url.is_empty() {
-        reach.url = Address { device: String::new(), ..address.clone() }.to_string();
-    }
-    *shared.reach.lock().unwrap_or_else(|e| e.into_inner()) = reach;
-    shared.settle();
-    shared.room.notify_all();
-    let heard = Mutex::new(Instant::now());
-    tokio::select! {
-        end = receive(shared, reader, decoder, &heard) => end,
-        end = send(shared, writer) => end,
-        end = watch(shared, &heard) => end,
-    }
-}
-
-async fn read(reader: &mut ReadHalf<Stream>, decoder: &mut Decoder) -> io::Result<()> {
-    match reader.read(decoder.next_room()).await? {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        n => {
-            decoder.filled(n);
-            Ok(())
-        }
-    }
-}
-
-async fn receive(
-    shared: &Shared,
-    mut reader: ReadHalf<Stream>,
-    mut decoder: Decoder,
-    heard: &Mutex<Instant>,
-) -> End {
-    loop {
-        loop {
-            let step = match decoder.next() {
-                Ok(Some(frame)) => shared.lock().receive(&frame),
-                Ok(None) => break,
-                Err(e) => Err(e),
-            };
-            match step {
-                Ok(Step::Going) => {}
-                // With nowhere else to go, it stays for its answers.
-                Ok(Step::Leave) if shared.addresses.len() == 1 && shared.lock().failure().is_none() => {}
-                Ok(Step::Leave) => return End::Leaving,
-                Ok(_) => return End::Broken("the server greets twice".into()),
-                Err(e) => return End::Broken(e.to_string()),
-            }
-        }
-        shared.settle();
-        shared.room.notify_all();
-        if let Err(e) = read(&mut reader, &mut decoder).await {
-            return End::Broken(e.to_string());
-        }
-        *heard.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
-    }
-}
-
-async fn send(shared: &Shared, mut writer: WriteHalf<Stream>) -> End {
-    let mut gather = Gather::default();
-    let mut soon = false;
-    loop {
-        if shared.is_closed() {
-            let _ = writer.write_all(&Core::bye()).await;
-            let _ = writer.shutdown().await;
-            return End::Closed;
-        }
-        let owes = {
-            let mut core = shared.lock();
-            core.controls(soon, gather.controls());
-            while gather.has_room()
-                && let Some(out) = core.next()
-            {
-                gather.push(out);
-            }
-            core.owes()
-        };
-        if gather.is_empty() {
-            // An acknowledgement waits a little for others.
-            let woken = shared.wake.notified();
-            if owes {
-                soon = tokio::time::timeout(ACK_DELAY, woken).await.is_err();
-            } else {
-                woken.await;
-            }
-            continue;
-        }
-        soon = false;
-        if let Err(e) = gather.write(&mut writer).await {
-            return End::Broken(e.to_string());
-        }
-    }
-}
-
-/// Asks a silent server for a sign of life.
-async fn watch(shared: &Shared, heard: &Mutex<Instant>) -> End {
-    let wanted = shared.lock().heartbeat();
-    let beat = wanted.map_or(shared.patience.heartbeat, |wanted| wanted.min(shared.patience.heartbeat));
-    loop {
-        tokio::time::sleep(beat).await;
-        let silent = heard.lock().unwrap_or_else(|e| e.into_inner()).elapsed();
-        if silent > 3 * beat {
-            return End::Broken(format!("it has been silent for {silent:.1?}"));
-        }
-        shared.lock().ping();
-        shared.wake.notify_one();
     }
 }

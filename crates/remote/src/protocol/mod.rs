@@ -1,20 +1,22 @@
 //! The tensor protocol without IO. docs/PROTOCOL.md describes the bytes.
 //!
-//! [`frame`] cuts bytes into checked frames; [`Link`] numbers, acknowledges and resends them; [`Message`] is what they
-//! say; [`template`] makes a recurring batch a call with bindings.
+//! [`frame`] cuts bytes into checked frames; [`Link`] numbers, acknowledges and resends them; [`greeting`] and
+//! [`Message`] are what they say; [`template`] makes a recurring batch a call with bindings.
 
 pub mod fault;
 pub mod frame;
+pub mod greeting;
 pub mod link;
 pub mod message;
 pub mod template;
 
 pub use frame::{Decoder, Frame};
+pub use greeting::{Hello, Purpose, Refusal, Welcome};
 pub use link::{Body, Link};
-pub use message::{Hello, Message, Refusal, Welcome};
+pub use message::Message;
 
-/// The oldest and newest versions that this build speaks.
-pub const VERSIONS: (u64, u64) = (1, 1);
+/// The oldest and newest versions that this build speaks. Version 2 has [`Message::Poison`].
+pub const VERSIONS: (u64, u64) = (1, 2);
 
 /// Why a peer's bytes are not the protocol. The connection ends, the session may go on over another.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

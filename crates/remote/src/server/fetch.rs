@@ -7,8 +7,9 @@ use crate::address::Address;
 use crate::client::core::control;
 use crate::protocol::VERSIONS;
 use crate::protocol::frame::Decoder;
+use crate::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
 use crate::protocol::link::Out;
-use crate::protocol::message::{self, Capability, Hello, Message, Purpose, Refusal, Welcome, kind};
+use crate::protocol::message::{self, Capability, Message, kind};
 use crate::transport::{self, Gather, Stream};
 use kiln_device::{Data, Error};
 use std::io;
@@ -136,6 +137,12 @@ impl Server {
                 if client.is_over() {
                     return Err(Stop::Refused("the session is over".into()));
                 }
+                if frame.kind == kind::WELCOME && fetch.incarnation != 0 {
+                    let welcome = Welcome::decode(frame.payload).map_err(io::Error::other)?;
+                    if welcome.incarnation != fetch.incarnation {
+                        return Err(Stop::Refused("its server is another by now".into()));
+                    }
+                }
                 if matches!(frame.kind, kind::WELCOME | kind::PING) {
                     continue;
                 }
@@ -182,11 +189,12 @@ impl Server {
         let Ok(_turn) = self.giving.try_acquire() else {
             return stream.write_all(&refuse(Refusal::Full(MOST_GIVEN as u64))).await;
         };
+        // Who takes it for another start of this server need not wait for what will not come.
+        stream.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
         let Some(exposure) = self.registry.moves().find(&capability).await else {
             stream.write_all(&refuse(Refusal::Capability)).await?;
             return Err(io::Error::other(Refusal::Capability));
         };
-        stream.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
         let beat = self.registry.config().heartbeat;
         let value = loop {
             match tokio::time::timeout(beat, exposure.value()).await {

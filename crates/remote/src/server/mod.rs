@@ -1,12 +1,16 @@
 //! The server: sessions of clients, each on a device of its own.
 
 mod assembly;
+pub mod executor;
 mod fetch;
 mod http;
+mod listen;
 pub mod moves;
 pub mod registry;
 pub mod schedule;
 mod serve;
 pub mod session;
+mod status;
 
-pub use serve::{Bound, Event, Listen, Server};
+pub use listen::{Bound, Listen};
+pub use serve::{Event, Server};

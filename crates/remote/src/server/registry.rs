@@ -1,8 +1,10 @@
 //! Who may connect, and the sessions there are. Without IO: time and randomness come from outside.
 
+use super::executor::Executor;
 use super::moves::Moves;
-use super::session::{Executor, Quota, Session};
-use crate::protocol::message::{self, Capability, Hello, Purpose, Refusal, Welcome};
+use super::session::{Quota, Session};
+use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
+use crate::protocol::message::Capability;
 use crate::protocol::{ProtocolError, VERSIONS};
 use kiln_device::Device;
 use kiln_ir::wire::{Reader, Table, Writer};
@@ -11,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
-/// Opens a device for a session: `name` as the client gave it.
+/// Opens a device for a session, by one of the names that are offered.
 pub type Factory = dyn Fn(&str) -> Option<Arc<dyn Device>> + Send + Sync;
 /// Fills a buffer with bytes that nobody can guess.
 pub type Random = dyn Fn(&mut [u8]) + Send + Sync;
@@ -28,7 +30,9 @@ pub struct Config {
     pub lease: Duration,
     /// How often each side speaks at least.
     pub heartbeat: Duration,
-    /// Opens devices.
+    /// The devices that clients may name; the first is for those who name none.
+    pub offered: Vec<String>,
+    /// Opens one of them.
     pub devices: Box<Factory>,
     /// Draws secrets.
     pub random: Box<Random>,
@@ -183,7 +187,7 @@ impl Registry {
         now: Duration,
     ) -> Result<(Welcome, Admitted), Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
-        let version = message::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
+        let version = greeting::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
         // A capability is its own token.
         if let Purpose::Fetch { capability, transfer, from } = hello.purpose {
             // A peer fetches bytes and asks for no operation.
@@ -218,7 +222,7 @@ impl Registry {
         if clients.values().filter(|c| !c.is_over()).count() >= self.config.most_sessions {
             return Err(Refusal::Full(self.config.most_sessions as u64));
         }
-        let driver = (self.config.devices)(device).ok_or_else(|| Refusal::Device(device.into()))?;
+        let driver = self.device(device).ok_or_else(|| Refusal::Device(device.into()))?;
         let mut secret = [0; 32];
         (self.config.random)(&mut secret);
         let number = word(&self.config.random);
@@ -242,6 +246,13 @@ impl Registry {
         self.opened.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
         Ok(client)
+    }
+
+    /// A device for a client that has given this name. `cpu` and `cpu:0` are one.
+    fn device(&self, name: &str) -> Option<Arc<dyn Device>> {
+        let plain = |name: &str| name.strip_suffix(":0").unwrap_or(name).to_string();
+        let named = |offered: &&String| name.is_empty() || plain(offered) == plain(name);
+        self.config.offered.iter().find(named).and_then(|name| (self.config.devices)(name))
     }
 
     fn resume(

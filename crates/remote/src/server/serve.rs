@@ -2,21 +2,19 @@
 
 use super::fetch::{MOST_FETCHES, MOST_GIVEN};
 use super::http;
+use super::listen::Bound;
 use super::registry::{Admitted, Client, Registry};
 use super::schedule::Schedule;
 use super::session::Step;
 use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder};
 use crate::protocol::message::{Message, kind};
-use crate::transport::{self, Gather, Rewound, Stream};
+use crate::transport::{Gather, Rewound, Stream};
 use rustc_hash::FxHashMap;
 use std::io;
-use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
-use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 /// How long a stranger has for a complete hello.
@@ -38,23 +36,13 @@ const MOST_SUSPECTS: usize = 1024;
 /// Connections that may be between their first byte and their welcome.
 const MOST_STRANGERS: usize = 512;
 
-/// Where and how to listen.
-pub struct Listen {
-    /// TCP addresses.
-    pub tcp: Vec<SocketAddr>,
-    /// Paths of Unix sockets.
-    pub unix: Vec<PathBuf>,
-    /// Certificates and key.
-    pub tls: Option<TlsAcceptor>,
-}
-
 /// A running server.
 pub struct Server {
     /// Its sessions.
     pub registry: Registry,
     pub(super) schedule: Schedule,
     start: Instant,
-    log: Box<dyn Fn(Event<'_>) + Send + Sync>,
+    pub(super) log: Box<dyn Fn(Event<'_>) + Send + Sync>,
     strangers: tokio::sync::Semaphore,
     pub(super) fetching: tokio::sync::Semaphore,
     pub(super) giving: tokio::sync::Semaphore,
@@ -68,57 +56,34 @@ pub struct Server {
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum Event<'a> {
-    Opened { session: u64, program: &'a str, peer: &'a str },
-    Resumed { session: u64, peer: &'a str },
-    Lost { session: u64, reason: &'a str },
-    Ended { session: u64, reason: &'a str },
-    Refused { peer: &'a str, reason: &'a str },
-    Draining { sessions: usize },
-}
-
-/// Sockets that a server has bound.
-pub struct Bound {
-    tcp: Vec<TcpListener>,
-    unix: Vec<(tokio::net::UnixListener, PathBuf)>,
-    tls: Option<TlsAcceptor>,
-}
-
-impl Listen {
-    /// Binds all sockets, so that what cannot work is known at once.
-    pub async fn bind(self) -> io::Result<Bound> {
-        let mut tcp = Vec::new();
-        for address in self.tcp {
-            let named = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
-            tcp.push(TcpListener::bind(address).await.map_err(named)?);
-        }
-        let mut unix = Vec::new();
-        for path in self.unix {
-            unix.push((bind_unix(&path)?, path));
-        }
-        Ok(Bound { tcp, unix, tls: self.tls })
-    }
-}
-
-impl Bound {
-    /// The TCP addresses, ports filled in.
-    pub fn addresses(&self) -> Vec<SocketAddr> {
-        self.tcp.iter().filter_map(|l| l.local_addr().ok()).collect()
-    }
-}
-
-/// A socket that only its owner may use. One that a dead server left behind is replaced.
-fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
-    use std::os::unix::fs::PermissionsExt;
-    let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
-    if std::os::unix::net::UnixStream::connect(path).is_ok() {
-        return Err(named(io::ErrorKind::AddrInUse.into()));
-    }
-    if path.exists() {
-        std::fs::remove_file(path).map_err(named)?;
-    }
-    let listener = tokio::net::UnixListener::bind(path).map_err(named)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(named)?;
-    Ok(listener)
+    Opened {
+        session: u64,
+        program: &'a str,
+        peer: &'a str,
+    },
+    Resumed {
+        session: u64,
+        peer: &'a str,
+    },
+    Lost {
+        session: u64,
+        reason: &'a str,
+    },
+    Ended {
+        session: u64,
+        reason: &'a str,
+    },
+    Refused {
+        peer: &'a str,
+        reason: &'a str,
+    },
+    Draining {
+        sessions: usize,
+    },
+    /// Connections cannot be taken at present.
+    Starved {
+        reason: &'a str,
+    },
 }
 
 impl Server {
@@ -205,43 +170,6 @@ impl Server {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
-    async fn accept_tcp(self: Arc<Server>, listener: TcpListener, tls: Option<TlsAcceptor>) {
-        loop {
-            match listener.accept().await {
-                Ok((stream, peer)) => {
-                    let _ = stream.set_nodelay(true);
-                    let (server, tls) = (self.clone(), tls.clone());
-                    tokio::spawn(async move {
-                        server.greet(Box::new(stream), &peer.to_string(), tls, false).await;
-                    });
-                }
-                // Out of file descriptors, most likely: others go on, and this one tries again.
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
-    }
-
-    async fn accept_unix(self: Arc<Server>, listener: tokio::net::UnixListener, path: PathBuf) {
-        struct Remove(PathBuf);
-        impl Drop for Remove {
-            fn drop(&mut self) {
-                let _ = std::fs::remove_file(&self.0);
-            }
-        }
-        let remove = Remove(path);
-        loop {
-            match listener.accept().await {
-                Ok((stream, _)) => {
-                    transport::widen(&stream);
-                    let (server, peer) = (self.clone(), format!("unix:{}", remove.0.display()));
-                    // Who may open the socket was decided by its mode.
-                    tokio::spawn(async move { server.greet(Box::new(stream), &peer, None, true).await });
-                }
-                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
-            }
-        }
-    }
-
     /// Ends sessions whose lease is over.
     async fn housekeeping(self: Arc<Server>) {
         loop {
@@ -261,7 +189,13 @@ impl Server {
     }
 
     /// Finds out what a connection wants.
-    async fn greet(self: &Arc<Server>, stream: Stream, peer: &str, tls: Option<TlsAcceptor>, trusted: bool) {
+    pub(super) async fn greet(
+        self: &Arc<Server>,
+        stream: Stream,
+        peer: &str,
+        tls: Option<TlsAcceptor>,
+        trusted: bool,
+    ) {
         // A crowd of strangers waits its turn; those who are slow make room when their time is over.
         let Ok(Ok(stranger)) = tokio::time::timeout(HELLO, self.strangers.acquire()).await else { return };
         let hello = tokio::time::timeout(HELLO, self.hello(stream, tls)).await;
@@ -483,43 +417,6 @@ impl Server {
                 return e.to_string();
             }
         }
-    }
-
-    /// Tells a watcher once a second what the server looks like.
-    async fn watched(&self, mut writer: WriteHalf<Stream>) -> io::Result<()> {
-        loop {
-            let status = self.status().to_string();
-            writer.write_all(&control(kind::STATUS, status.as_bytes())).await?;
-            writer.flush().await?;
-            tokio::time::sleep(Duration::from_secs(1)).await;
-        }
-    }
-
-    /// What the server looks like, for people and programs.
-    pub fn status(&self) -> serde_json::Value {
-        let sessions: Vec<_> = self
-            .registry
-            .list()
-            .iter()
-            .map(|client| {
-                let (queue, tasks, micros) = client.session().load();
-                let counts = client.session().counts();
-                // A session that computes is not interrupted to be looked at.
-                let held = client.try_held();
-                serde_json::json!({
-                    "session": format!("{:016x}", client.number), "program": client.program,
-                    "device": client.device, "seconds": (self.now() - client.opened).as_secs_f64(),
-                    "connected": client.is_connected(), "queue": queue, "tasks": tasks, "busy_micros": micros,
-                    "values": held.map(|h| h.0), "bytes": held.map(|h| h.1), "operations": held.map(|h| h.2),
-                    "received_bytes": counts.received_bytes, "sent_bytes": counts.sent_bytes,
-                })
-            })
-            .collect();
-        serde_json::json!({
-            "version": env!("CARGO_PKG_VERSION"), "seconds": self.now().as_secs_f64(),
-            "draining": self.registry.is_draining(), "opened": self.registry.opened(), "sessions": sessions,
-            "exposed": self.registry.moves().count(),
-        })
     }
 }
 

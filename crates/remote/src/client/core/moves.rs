@@ -1,6 +1,7 @@
 //! A session's part in moves between servers: it exposes, fetches, and stands in where servers cannot reach each other.
 
-use super::{Core, Request};
+use super::Core;
+use super::request::Request;
 use crate::client::journal::Entry;
 use crate::client::moves::{Errand, Move, Reach};
 use crate::protocol::Message;
@@ -18,6 +19,7 @@ impl Core {
             return;
         }
         self.journal.define(moved.id, moved.place);
+        self.faults.follow(&moved.source.faults());
         let entry = Entry::Fetched(moved);
         self.transmit(&entry);
         self.journal.push(entry);

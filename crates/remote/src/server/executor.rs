@@ -1,0 +1,279 @@
+//! The half of a session that computes: it verifies every operation before the device sees it, and answers.
+
+use super::moves::Shown;
+use super::session::{Expose, Quota, Task};
+use crate::protocol::message::{self, Message, Query};
+use crate::protocol::template::Receiver;
+use crate::protocol::{Body, ProtocolError};
+use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Urgency};
+use kiln_ir::wire::Table;
+use kiln_ir::{Id, Item, Meta, infer};
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a task gives back to the client.
+pub enum Reply {
+    /// A message.
+    Message(u8, Body),
+    /// A value in pieces.
+    Value {
+        /// The request that it answers.
+        request: u64,
+        /// The value.
+        data: Data,
+        /// It gives way to other answers.
+        background: bool,
+    },
+}
+
+impl Reply {
+    /// This message.
+    pub fn of(message: Message<'_>) -> Reply {
+        let (kind, body) = message.encode();
+        Reply::Message(kind, body)
+    }
+}
+
+/// The half of a session that computes.
+pub struct Executor {
+    device: Arc<dyn Device>,
+    table: Table,
+    templates: Receiver,
+    /// Dtype and shape of each value, or why there is none.
+    values: FxHashMap<Id, Result<Meta, Arc<Error>>>,
+    bytes: usize,
+    quota: Quota,
+    operations: u64,
+}
+
+impl Executor {
+    /// An executor on a device of its own, for a client with this table.
+    pub fn new(device: Arc<dyn Device>, table: Table, quota: Quota) -> Executor {
+        device.limit((quota.bytes != usize::MAX).then_some(quota.bytes));
+        let (templates, values) = (Receiver::default(), FxHashMap::default());
+        Executor { device, table, templates, values, bytes: 0, quota, operations: 0 }
+    }
+
+    /// Does a task. An error means that the client does not keep to the protocol: the session ends.
+    pub fn run(
+        &mut self,
+        task: &Task,
+        upload: Option<Result<Bytes, Error>>,
+    ) -> Result<(Vec<Reply>, u64), ProtocolError> {
+        let start = Instant::now();
+        let mut room = Vec::new();
+        let mut replies = Vec::new();
+        match Message::decode(task.kind, &task.payload, &mut room)? {
+            Message::Define { template, structure, bindings } => {
+                let batch = self.templates.define(&self.table, template, structure, bindings)?;
+                self.batch(batch, &mut replies)?;
+            }
+            Message::Call { template, bindings } => {
+                let batch = self.templates.call(&self.table, template, bindings)?;
+                self.batch(batch, &mut replies)?;
+            }
+            Message::Poison { id, error } => self.define(id, Err(Arc::new(error)))?,
+            Message::Forget { template } => self.templates.forget(template),
+            Message::Upload { id, meta, place, .. } | Message::Fetch { id, meta, place, .. } => {
+                self.upload(id, meta, place, upload, &mut replies)?
+            }
+            Message::Read { request, id, background } => {
+                replies.push(match self.read(id) {
+                    Ok(data) => Reply::Value { request, data, background },
+                    Err(error) => Reply::of(Message::Failed { request, error }),
+                });
+            }
+            Message::Digest { request, id } => {
+                replies.push(match self.read(id) {
+                    Ok(data) => {
+                        let sum = message::digest(&data.bytes).to_le_bytes();
+                        Reply::of(Message::Answer { request, content: &sum })
+                    }
+                    Err(error) => Reply::of(Message::Failed { request, error }),
+                });
+            }
+            Message::Sync { request } => {
+                replies.push(match self.device.sync().wait() {
+                    Ok(()) => Reply::of(Message::Done { request }),
+                    Err(error) => Reply::of(Message::Failed { request, error }),
+                });
+            }
+            Message::Query { request, query } => {
+                match query {
+                    Query::Memory => {}
+                    Query::Cleanup => self.device.cleanup(),
+                    Query::Limit(limit) => {
+                        let asked = limit.map_or(usize::MAX, |x| usize::try_from(x).unwrap_or(usize::MAX));
+                        let limit = asked.min(self.quota.bytes);
+                        self.device.limit((limit != usize::MAX).then_some(limit));
+                    }
+                }
+                let content = message::encode_memory(&self.device.memory());
+                replies.push(Reply::of(Message::Answer { request, content: &content }));
+            }
+            _ => return Err(ProtocolError::Kind(task.kind)),
+        }
+        for error in self.device.failures() {
+            if let Error::Failed { value, .. } = error {
+                replies.push(Reply::of(Message::Fault { value, error }));
+            }
+        }
+        Ok((replies, start.elapsed().as_micros() as u64))
+    }
+
+    /// Verifies a batch and gives it to the device. An operation that cannot be applied fails with what depends on it,
+    /// and the device does not see them.
+    fn batch(&mut self, batch: Batch, replies: &mut Vec<Reply>) -> Result<(), ProtocolError> {
+        let Batch { items, place, .. } = batch;
+        let mut due = Vec::with_capacity(items.len());
+        for item in items {
+            if self.admit(&item, &mut due, place, replies)? {
+                due.push(item);
+            }
+        }
+        self.submit(due, place);
+        Ok(())
+    }
+
+    fn submit(&mut self, items: Vec<Item>, place: Place) {
+        self.operations += items.len() as u64;
+        self.device.submit(Batch { items, origins: Vec::new(), place, urgency: Urgency::Now });
+    }
+
+    /// Whether the device is to see this item after those that are `due`.
+    fn admit(
+        &mut self,
+        item: &Item,
+        due: &mut Vec<Item>,
+        place: Place,
+        replies: &mut Vec<Reply>,
+    ) -> Result<bool, ProtocolError> {
+        let node = match item {
+            Item::Free(id) => return self.free(*id),
+            Item::Run(node) => node,
+        };
+        let mut ins: SmallVec<[Meta; 4]> = SmallVec::new();
+        let mut poison = None;
+        for id in &node.ins {
+            match self.values.get(id) {
+                Some(Ok(meta)) => ins.push(*meta),
+                Some(Err(error)) => poison = Some(error.clone()),
+                None => {
+                    let value = *node.outs.first().ok_or(ProtocolError::Misuse("no results"))?;
+                    poison = Some(self.fault(node.op.name(), value, Error::UnknownValue(*id), replies));
+                }
+            }
+        }
+        if let Some(error) = poison {
+            node.outs.iter().try_for_each(|id| self.define(*id, Err(error.clone())))?;
+            return Ok(false);
+        }
+        match infer(&node.op, &ins) {
+            Ok(outs) if outs.len() == node.outs.len() => {
+                node.outs.iter().zip(outs).try_for_each(|(id, meta)| self.define(*id, Ok(meta)))?;
+                Ok(true)
+            }
+            Ok(_) => Err(ProtocolError::Misuse("an operation with another number of results")),
+            Err(cause) => {
+                let value =
+                    *node.outs.first().ok_or(ProtocolError::Misuse("an operation without results"))?;
+                // An operand that has failed on the device says more than its shape does.
+                self.submit(std::mem::take(due), place);
+                let failed = node.ins.iter().find_map(|id| self.device.read(*id).wait().err());
+                let error = match failed {
+                    Some(error) => Arc::new(error),
+                    None => self.fault(node.op.name(), value, cause.into(), replies),
+                };
+                node.outs.iter().try_for_each(|id| self.define(*id, Err(error.clone())))?;
+                Ok(false)
+            }
+        }
+    }
+
+    fn fault(&mut self, op: &str, value: Id, cause: Error, replies: &mut Vec<Reply>) -> Arc<Error> {
+        let error = Error::Failed { op: op.into(), value, origin: None, cause: Arc::new(cause) };
+        replies.push(Reply::of(Message::Fault { value, error: error.clone() }));
+        Arc::new(error)
+    }
+
+    fn define(&mut self, id: Id, value: Result<Meta, Arc<Error>>) -> Result<(), ProtocolError> {
+        if self.values.len() >= self.quota.values {
+            return Err(ProtocolError::Misuse("more values than the quota allows"));
+        }
+        self.bytes = self.bytes.saturating_add(value.as_ref().map_or(0, |meta| meta.bytes()));
+        match self.values.insert(id, value) {
+            Some(_) => Err(ProtocolError::Misuse("a value that exists already")),
+            None => Ok(()),
+        }
+    }
+
+    fn free(&mut self, id: Id) -> Result<bool, ProtocolError> {
+        match self.values.remove(&id) {
+            Some(Ok(meta)) => {
+                self.bytes = self.bytes.saturating_sub(meta.bytes());
+                Ok(true)
+            }
+            Some(Err(_)) | None => Ok(false),
+        }
+    }
+
+    fn upload(
+        &mut self,
+        id: Id,
+        meta: Meta,
+        place: Place,
+        bytes: Option<Result<Bytes, Error>>,
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), ProtocolError> {
+        match bytes {
+            Some(Ok(bytes)) if bytes.len() == meta.bytes() => {
+                self.define(id, Ok(meta))?;
+                self.device.write(id, Data::new(meta, bytes), place);
+                // Executed now, so that a failure is told in its place.
+                let _ = self.device.sync().wait();
+                Ok(())
+            }
+            // What failed elsewhere was told there.
+            Some(Err(error @ Error::Failed { .. })) => self.define(id, Err(Arc::new(error))),
+            Some(Err(cause)) => {
+                let error = self.fault("write", id, cause, replies);
+                self.define(id, Err(error))
+            }
+            _ => Err(ProtocolError::Misuse("an upload without its bytes")),
+        }
+    }
+
+    /// A value's content.
+    fn read(&self, id: Id) -> Result<Data, Error> {
+        match self.values.get(&id) {
+            Some(Ok(_)) => self.device.read(id).wait(),
+            Some(Err(error)) => Err((**error).clone()),
+            None => Err(Error::UnknownValue(id)),
+        }
+    }
+
+    /// Looks for values to be exposed: those that are there, and those that are not yet.
+    pub fn show(&self, exposes: Vec<Expose>) -> (Vec<Shown>, Vec<Expose>) {
+        let (there, later): (Vec<_>, Vec<_>) =
+            exposes.into_iter().partition(|expose| self.values.contains_key(&expose.id));
+        let show = |Expose { id, capability, fetches, patience }| Shown {
+            capability,
+            fetches,
+            patience,
+            value: self.read(id),
+        };
+        (there.into_iter().map(show).collect(), later)
+    }
+
+    /// Values, their bytes by shape, and operations so far.
+    pub fn held(&self) -> (usize, usize, u64) {
+        (self.values.len(), self.bytes, self.operations)
+    }
+
+    /// The device that computes.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.device
+    }
+}
