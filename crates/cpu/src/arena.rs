@@ -79,7 +79,8 @@ pub struct Buffer {
     block: Block,
     len: usize,
     place: Place,
-    arena: Arc<Arena>,
+    /// Nothing while it is cached.
+    arena: Option<Arc<Arena>>,
     /// Memory of somebody else, which is only read.
     lent: Option<Bytes>,
 }
@@ -94,18 +95,25 @@ impl Arena {
 
     /// A buffer of `bytes` bytes, or the reason why not. Under a limit, caches are dropped before it is refused.
     pub fn alloc(self: &Arc<Self>, bytes: usize, place: Place) -> Result<Buffer, Exhausted> {
+        let shared = self.share(bytes, place)?;
+        Ok(Arc::into_inner(shared).expect("a new buffer has one owner"))
+    }
+
+    /// Like [`Arena::alloc`], with the count of its owners: both are used again where [`Arena::reclaim`] got them, so
+    /// that this makes no heap call then.
+    pub fn share(self: &Arc<Self>, bytes: usize, place: Place) -> Result<Arc<Buffer>, Exhausted> {
         let size = match place {
             Place::Reuse => class_size(bytes),
             Place::Persistent => (bytes < MAX_BYTES).then_some(bytes),
         };
         let Some(size) = size else { return Err(self.state().refuse(bytes)) };
-        let cached = self.state().admit(bytes, size, place)?;
-        let block = match cached {
-            Admitted::Cached(block) => block,
+        let admitted = self.state().admit(bytes, size, place)?;
+        let mut shared = match admitted {
+            Admitted::Cached(shared) => shared,
             Admitted::Fresh(trimmed) => {
                 drop(trimmed);
                 match self.fresh(size) {
-                    Some(block) => block,
+                    Some(block) => Arc::new(Buffer { block, len: bytes, place, arena: None, lent: None }),
                     None => {
                         let mut state = self.state();
                         state.retire(size, place);
@@ -114,17 +122,34 @@ impl Arena {
                 }
             }
         };
-        Ok(Buffer { block, len: bytes, place, arena: self.clone(), lent: None })
+        let buffer = Arc::get_mut(&mut shared).expect("a cached buffer has no owner");
+        (buffer.len, buffer.place) = (bytes, place);
+        buffer.arena = Some(self.clone());
+        Ok(shared)
+    }
+
+    /// Gives a buffer back with the count of its owners, if this is the last of them.
+    pub fn reclaim(mut shared: Arc<Buffer>) {
+        let Some(buffer) = Arc::get_mut(&mut shared) else { return };
+        let Some(arena) = buffer.arena.take() else { return };
+        let (size, place) = (buffer.block.size, buffer.place);
+        let mut state = arena.state();
+        state.retire(size, place);
+        match place {
+            Place::Reuse if size > 0 => state.cache(shared),
+            // Unmapping can take long, so not under the lock.
+            Place::Reuse | Place::Persistent => drop((state, shared)),
+        }
     }
 
     /// Host memory as a buffer that is only read, without a copy; nothing if it is not aligned as buffers are.
-    pub fn lend(self: &Arc<Self>, bytes: Bytes) -> Option<Buffer> {
+    pub fn lend(self: &Arc<Self>, bytes: Bytes) -> Option<Arc<Buffer>> {
         if bytes.is_empty() || !bytes.as_ptr().addr().is_multiple_of(ALIGN) {
             return None;
         }
         self.state().stats.live_buffers += 1;
-        let (block, len) = (Block::empty(), bytes.len());
-        Some(Buffer { block, len, place: Place::Reuse, arena: self.clone(), lent: Some(bytes) })
+        let (block, len, arena) = (Block::empty(), bytes.len(), Some(self.clone()));
+        Some(Arc::new(Buffer { block, len, place: Place::Reuse, arena, lent: Some(bytes) }))
     }
 
     /// Changes the limit, dropping caches if they are now over it. Live buffers stay.
@@ -225,9 +250,9 @@ impl Buffer {
         self.place
     }
 
-    /// The arena it came from.
-    pub fn arena(&self) -> &Arc<Arena> {
-        &self.arena
+    /// Whether it came from `arena`.
+    pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
+        self.arena.as_ref().is_some_and(|own| Arc::ptr_eq(own, arena))
     }
 }
 
@@ -239,27 +264,23 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        // A cached buffer goes with its block.
+        let Some(arena) = self.arena.take() else { return };
         let block = std::mem::replace(&mut self.block, Block::empty());
-        let size = block.size;
-        let mut state = self.arena.state();
-        state.retire(size, self.place);
-        match self.place {
-            Place::Reuse if size > 0 => state.cache(block),
-            // Unmapping can take long, so not under the lock.
-            Place::Reuse | Place::Persistent => drop((state, block)),
-        }
+        let (place, arena) = (self.place, Some(arena));
+        Arena::reclaim(Arc::new(Buffer { block, len: 0, place, arena, lent: None }));
     }
 }
 
 struct State {
     stats: ArenaStats,
-    free: [Vec<Block>; CLASSES],
+    free: [Vec<Arc<Buffer>>; CLASSES],
 }
 
 enum Admitted {
-    Cached(Block),
+    Cached(Arc<Buffer>),
     /// Nothing cached fits; these are to be freed before asking the system.
-    Fresh(Vec<Block>),
+    Fresh(Vec<Arc<Buffer>>),
 }
 
 impl State {
@@ -275,9 +296,9 @@ impl State {
             Place::Reuse | Place::Persistent => None,
         };
         let admitted = match cached {
-            Some(block) => {
+            Some(shared) => {
                 self.stats.cached_bytes -= size;
-                Admitted::Cached(block)
+                Admitted::Cached(shared)
             }
             None if self.stats.cached_bytes > limit - used - size => Admitted::Fresh(self.trim()),
             None => Admitted::Fresh(Vec::new()),
@@ -310,12 +331,13 @@ impl State {
         }
     }
 
-    fn cache(&mut self, block: Block) {
-        self.stats.cached_bytes += block.size;
-        self.free[class(block.size)].push(block);
+    fn cache(&mut self, shared: Arc<Buffer>) {
+        let size = shared.block.size;
+        self.stats.cached_bytes += size;
+        self.free[class(size)].push(shared);
     }
 
-    fn trim(&mut self) -> Vec<Block> {
+    fn trim(&mut self) -> Vec<Arc<Buffer>> {
         self.stats.cached_bytes = 0;
         self.free.iter_mut().flat_map(std::mem::take).collect()
     }

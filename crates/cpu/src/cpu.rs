@@ -1,14 +1,14 @@
 //! The device `cpu`: views instead of copies, results written over operands at their last use, tiles shared out among
 //! threads. What has no kernel here runs through the plain interpreter, so every operation works and has the same bits.
 
-use crate::arena::{self, Arena};
+use crate::arena::{self, Arena, Buffer};
 use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
-use crate::view::{Shared, View};
+use crate::view::View;
 use crate::{
     convolution, elementwise, fused, indexed, interpreter, movement, pool, pooling, product, reduction,
 };
-use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Place, Room, Usage};
+use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Room, Usage};
 use kiln_fuse::Fuser;
 use kiln_ir::{DType, GatherKind, Meta, Op, Shape, infer};
 use smallvec::{SmallVec, smallvec};
@@ -39,12 +39,12 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     /// A fresh row-major value, of arbitrary content.
     pub fn fresh(&self, meta: Meta) -> Result<View, Error> {
-        let buffer = self.arena.alloc(meta.bytes(), place(self.place)).map_err(|e| Error::OutOfMemory {
+        let buffer = self.arena.share(meta.bytes(), place(self.place)).map_err(|e| Error::OutOfMemory {
             asked: e.asked,
             free: e.free,
             limit: e.limit.unwrap_or(usize::MAX),
         })?;
-        Ok(View::whole(Arc::new(Shared(buffer)), meta))
+        Ok(View::whole(buffer, meta))
     }
 
     /// A fresh value with this content.
@@ -91,9 +91,9 @@ impl Kernels for CpuKernels {
     fn upload(&self, data: &Data, place: Place) -> Result<View, Error> {
         // Bytes that came from elsewhere may hold bools other than 0 and 1: those are copied and set right.
         let valid = || data.meta.dtype != DType::Bool || data.bytes.iter().all(|&b| b <= 1);
-        if let Some(buffer) = data.bytes.whole::<Shared>()
-            && buffer.0.place() == self::place(place)
-            && Arc::ptr_eq(buffer.0.arena(), &self.arena)
+        if let Some(buffer) = data.bytes.whole::<Buffer>()
+            && buffer.place() == self::place(place)
+            && buffer.is_of(&self.arena)
             && valid()
         {
             return Ok(View::whole(buffer, data.meta));
@@ -103,7 +103,7 @@ impl Kernels for CpuKernels {
             && data.meta.dtype != DType::Bool
             && let Some(buffer) = self.arena.lend(data.bytes.clone())
         {
-            return Ok(View::whole(Arc::new(Shared(buffer)), data.meta));
+            return Ok(View::whole(buffer, data.meta));
         }
         let view = Context { arena: &self.arena, place }.filled(data.meta, &data.bytes)?;
         if data.meta.dtype == DType::Bool {
@@ -130,8 +130,7 @@ impl Kernels for CpuKernels {
         let cx = Context { arena: &self.arena, place: Place::Reuse };
         let view = cx.dense(x)?;
         let range = view.range();
-        let owner: Arc<dyn Host> = view.buffer.clone();
-        Ok(Data::new(x.meta(), Bytes::shared(owner, range.start, range.len())))
+        Ok(Data::new(x.meta(), Bytes::shared(view.buffer.share(), range.start, range.len())))
     }
 
     fn eval(&self, op: &Op, ins: &mut [Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {
@@ -217,12 +216,12 @@ impl Kernels for CpuKernels {
 
     fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
         let buffer = self.arena.alloc(len, self::place(place)).ok()?;
-        Some(Box::new(Shared(buffer)))
+        Some(Box::new(buffer))
     }
 
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         let stage = |data: Data| match self.upload(&data, Place::Reuse) {
-            Ok(view) => Data::new(data.meta, Bytes::shared(view.buffer, 0, data.meta.bytes())),
+            Ok(view) => Data::new(data.meta, Bytes::shared(view.buffer.share(), 0, data.meta.bytes())),
             // What does not fit now is copied when it is written, and fails there if it still does not fit.
             Err(_) => data,
         };

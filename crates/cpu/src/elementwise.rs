@@ -5,7 +5,7 @@ use crate::cpu::Context;
 use crate::host::Arg;
 use crate::slices;
 use crate::tile::{Out, Source, TILE, tiles};
-use crate::view::{Shared, View};
+use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_ir::math::DivideError;
@@ -187,7 +187,7 @@ fn target(cx: &Context<'_>, ins: &[Arg<View>], out: Meta) -> Result<(View, Optio
     for (i, arg) in ins.iter().enumerate() {
         if let Arg::Owned(x) = arg {
             let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
-            if fits && Shared::is_sole(&x.buffer) && cx.place == kiln_device::Place::Reuse {
+            if fits && x.buffer.is_sole() && cx.place == kiln_device::Place::Reuse {
                 return Ok((View { dtype: out.dtype, ..x.clone() }, Some(i)));
             }
         }

@@ -5,6 +5,7 @@
 //! where nobody waits. A failed operation, or one that panics, poisons its results and nothing else.
 
 use crate::lowering;
+use crate::queue::Queue;
 use kiln_device::{
     Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room, Urgency,
     pending,
@@ -14,10 +15,9 @@ use kiln_ir::{Id, Item, Meta, Node, Op};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::any::Any;
-use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// The arithmetic of a host device.
 pub trait Kernels: Send + Sync + 'static {
@@ -89,25 +89,13 @@ pub struct HostDevice<K: Kernels> {
 
 struct Shared<K: Kernels> {
     kernels: K,
-    queue: Mutex<Queue>,
-    /// Wakes the background thread.
-    wake: Condvar,
-    executor: Mutex<Executor<K::Value>>,
+    queue: Queue<Work, Executor<K::Value>>,
     values: AtomicUsize,
     /// What failed since it was last asked for.
     failures: Mutex<Vec<Error>>,
     /// Starts the background thread at its first use.
     background: OnceLock<()>,
     this: Weak<Shared<K>>,
-}
-
-#[derive(Default)]
-struct Queue {
-    work: VecDeque<Work>,
-    items: usize,
-    /// The background thread should run.
-    kicked: bool,
-    stopped: bool,
 }
 
 enum Work {
@@ -139,9 +127,7 @@ impl<K: Kernels> HostDevice<K> {
         }
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
-            queue: Mutex::default(),
-            wake: Condvar::new(),
-            executor: Mutex::new(Executor { table: FxHashMap::default(), engine }),
+            queue: Queue::new(Executor { table: FxHashMap::default(), engine }),
             values: AtomicUsize::new(0),
             failures: Mutex::default(),
             background: OnceLock::new(),
@@ -167,15 +153,14 @@ impl<K: Kernels> HostDevice<K> {
 
     fn ask<T>(&self, work: impl FnOnce(Promise<T>) -> Work) -> Pending<T> {
         let (promise, pending) = pending(Some(self.shared.clone() as Arc<dyn Help>));
-        self.shared.lock().work.push_back(work(promise));
+        self.shared.queue.push(work(promise), 0);
         pending
     }
 }
 
 impl<K: Kernels> Drop for HostDevice<K> {
     fn drop(&mut self) {
-        self.shared.lock().stopped = true;
-        self.shared.wake.notify_all();
+        self.shared.queue.stop();
     }
 }
 
@@ -190,12 +175,8 @@ impl<K: Kernels> Device for HostDevice<K> {
 
     fn submit(&self, batch: Batch) {
         let urgency = batch.urgency;
-        let full = {
-            let mut queue = self.shared.lock();
-            queue.items += batch.items.len();
-            queue.work.push_back(Work::Batch(batch));
-            queue.items > MOST_QUEUED
-        };
+        let items = batch.items.len();
+        let full = self.shared.queue.push(Work::Batch(batch), items) > MOST_QUEUED;
         match urgency {
             _ if full => self.shared.run(),
             Urgency::Now => self.shared.run(),
@@ -205,7 +186,7 @@ impl<K: Kernels> Device for HostDevice<K> {
     }
 
     fn write(&self, id: Id, data: Data, place: Place) {
-        self.shared.lock().work.push_back(Work::Write(id, data, place));
+        self.shared.queue.push(Work::Write(id, data, place), 0);
     }
 
     fn read(&self, id: Id) -> Pending<Data> {
@@ -250,12 +231,8 @@ impl<K: Kernels> Device for HostDevice<K> {
 }
 
 impl<K: Kernels> Shared<K> {
-    fn lock(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(|e| e.into_inner())
-    }
-
     fn executor(&self) -> MutexGuard<'_, Executor<K::Value>> {
-        self.executor.lock().unwrap_or_else(|e| e.into_inner())
+        self.queue.executor()
     }
 
     fn execute(&self, executor: &mut Executor<K::Value>, work: Work) {
@@ -439,59 +416,18 @@ fn failed(op: &str, value: Id, origin: Option<Origin>, cause: Error) -> Arc<Erro
 
 impl<K: Kernels> Help for Shared<K> {
     fn run(&self) {
-        loop {
-            let mut executor = self.executor();
-            loop {
-                let work = {
-                    let mut queue = self.lock();
-                    let work = queue.work.pop_front();
-                    if let Some(Work::Batch(batch)) = &work {
-                        queue.items -= batch.items.len();
-                    }
-                    work
-                };
-                match work {
-                    Some(work) => self.execute(&mut executor, work),
-                    None => break,
-                }
-            }
-            drop(executor);
-            // Work that came between the last look and the release of the lock has no other runner.
-            if self.lock().work.is_empty() {
-                return;
-            }
-        }
+        self.queue.run(&mut |executor, work| self.execute(executor, work));
     }
 
     fn start(&self) {
         self.background.get_or_init(|| {
             if let Some(shared) = self.this.upgrade() {
                 let thread = std::thread::Builder::new().name("kiln-device".into());
+                let serve = move || shared.queue.serve(&mut |executor, work| shared.execute(executor, work));
                 // Without a background thread, whoever waits still runs the queue.
-                let _ = thread.spawn(move || shared.background());
+                let _ = thread.spawn(serve);
             }
         });
-        let mut queue = self.lock();
-        if !queue.kicked {
-            queue.kicked = true;
-            self.wake.notify_one();
-        }
-    }
-}
-
-impl<K: Kernels> Shared<K> {
-    fn background(&self) {
-        loop {
-            let mut queue = self.lock();
-            while !queue.kicked && !queue.stopped {
-                queue = self.wake.wait(queue).unwrap_or_else(|e| e.into_inner());
-            }
-            if queue.stopped {
-                return;
-            }
-            queue.kicked = false;
-            drop(queue);
-            Help::run(self);
-        }
+        self.queue.kick();
     }
 }

@@ -28,6 +28,8 @@ pub mod gemm;
 mod product;
 mod convolution;
 mod pooling;
+mod queue;
+mod sync;
 mod composite;
 mod fused;
 #[cfg(target_arch = "x86_64")]

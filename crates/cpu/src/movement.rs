@@ -3,7 +3,7 @@
 use crate::cpu::Context;
 use crate::elementwise;
 use crate::host::Arg;
-use crate::view::{Shared, View};
+use crate::view::View;
 use kiln_device::Error;
 use kiln_ir::{Dims, Meta, Move};
 
@@ -34,7 +34,7 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
         }
         Move::Assign { axis, start, step, .. } => {
             let whole = match &ins[0] {
-                Arg::Owned(x) if x.is_dense() && Shared::is_sole(&x.buffer) => x.clone(),
+                Arg::Owned(x) if x.is_dense() && x.buffer.is_sole() => x.clone(),
                 Arg::Owned(x) | Arg::Shared(x) => elementwise::copy(cx, x)?,
             };
             let axis = *axis as usize;

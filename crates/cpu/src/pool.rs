@@ -4,35 +4,21 @@
 //! recurs each core finds most of its data in its own cache. The caller finishes whatever nobody claimed, so a preempted
 //! worker delays only the chunk it holds. Called by kernels; a nested or second caller runs inline, which is why
 //! nothing here can deadlock. Results must not depend on who ran a chunk: index partials by chunk.
-//! Deliberately absent: queues, futures, stealing, priorities.
+//! Deliberately absent: queues, futures, stealing, priorities. `crates/explore` runs this file under all kinds of schedules.
 
+use crate::sync::thread::{self, Thread};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, spin_until};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
-use std::thread::{self, Thread};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
 
 /// Runs `f(0)`, …, `f(chunks - 1)`, each once, in any order and on any thread, and returns when all are done.
 ///
 /// If a chunk panics, chunks not yet claimed are skipped and the first panic is resumed here.
 pub fn parallel(chunks: usize, f: &(dyn Fn(usize) + Sync)) {
-    let threads = if chunks <= 1 || chunks > u32::MAX as usize { 1 } else { threads() };
-    let workers = if threads <= 1 { None } else { POOL.try_own() };
-    let Some(mut workers) = workers else {
-        for chunk in 0..chunks {
-            f(chunk);
-        }
-        return;
-    };
-    let helpers = threads.min(chunks) - 1;
-    POOL.spawn_up_to(&mut workers, helpers);
-    let panic = POOL.run(&workers[..helpers.min(workers.len())], chunks, f);
-    drop(workers);
-    if let Some(panic) = panic {
-        resume_unwind(panic);
-    }
+    POOL.parallel(chunks, f);
 }
 
 /// How many threads, the caller included, a call of [`parallel`] may use.
@@ -59,24 +45,12 @@ pub fn set_threads(n: usize) {
 }
 
 /// 0 until first asked for.
-static THREADS: AtomicUsize = AtomicUsize::new(0);
+static THREADS: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
 
-static POOL: Pool = Pool {
-    workers: Mutex::new(Vec::new()),
-    unclaimed: Line(AtomicU64::new(0)),
-    unfinished: Line(AtomicUsize::new(0)),
-    job: UnsafeCell::new(None),
-    panic: Mutex::new(None),
-    waiting: AtomicBool::new(false),
-    waiter: Mutex::new(()),
-    finished: Condvar::new(),
-};
+static POOL: Pool = Pool::new();
 
-/// The longest anyone spins before giving the core back.
-const SPIN: Duration = Duration::from_micros(50);
-
-/// One job at a time; every field but `workers` belongs to the job of whoever holds `workers`.
-struct Pool {
+/// Workers, and one job for them at a time; every field but `workers` belongs to the job of whoever holds `workers`.
+pub struct Pool {
     /// Holding this lock is owning the pool; it is only ever tried, never waited for.
     workers: Mutex<Vec<Arc<Worker>>>,
     /// The range of chunks not yet claimed. It shrinks only by compare-exchange while it is not empty, so that a worker
@@ -89,6 +63,7 @@ struct Pool {
     waiting: AtomicBool,
     waiter: Mutex<()>,
     finished: Condvar,
+    closed: AtomicBool,
 }
 
 // SAFETY: `job` is the only field that is not Sync by itself. It is written by the owner of the pool while nothing is
@@ -133,7 +108,69 @@ struct Worker {
     index: usize,
 }
 
+impl Worker {
+    /// Wakes it if it is parked.
+    fn wake(&self) {
+        if self.parked.load(Ordering::SeqCst) {
+            self.parked.store(false, Ordering::Relaxed);
+            if let Some(thread) = self.thread.get() {
+                thread.unpark();
+            }
+        }
+    }
+}
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool::new()
+    }
+}
+
 impl Pool {
+    /// A pool without workers; they start when they are needed.
+    pub const fn new() -> Pool {
+        Pool {
+            workers: Mutex::new(Vec::new()),
+            unclaimed: Line(AtomicU64::new(0)),
+            unfinished: Line(AtomicUsize::new(0)),
+            job: UnsafeCell::new(None),
+            panic: Mutex::new(None),
+            waiting: AtomicBool::new(false),
+            waiter: Mutex::new(()),
+            finished: Condvar::new(),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Ends the workers as soon as they find nothing to do, and helps with no job any more. The pool of the process is
+    /// never closed.
+    pub fn close(&self) {
+        let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        // SeqCst: either this thread sees `parked`, or the worker about to park sees that it is over.
+        self.closed.store(true, Ordering::SeqCst);
+        workers.drain(..).for_each(|worker| worker.wake());
+    }
+
+    /// As [`parallel`], on this pool.
+    pub fn parallel(&'static self, chunks: usize, f: &(dyn Fn(usize) + Sync)) {
+        let alone = chunks <= 1 || chunks > u32::MAX as usize || self.closed.load(Ordering::Relaxed);
+        let threads = if alone { 1 } else { threads() };
+        let workers = if threads <= 1 { None } else { self.try_own() };
+        let Some(mut workers) = workers else {
+            for chunk in 0..chunks {
+                f(chunk);
+            }
+            return;
+        };
+        let helpers = threads.min(chunks) - 1;
+        self.spawn_up_to(&mut workers, helpers);
+        let panic = self.run(&workers[..helpers.min(workers.len())], chunks, f);
+        drop(workers);
+        if let Some(panic) = panic {
+            resume_unwind(panic);
+        }
+    }
+
     fn try_own(&self) -> Option<MutexGuard<'_, Vec<Arc<Worker>>>> {
         match self.workers.try_lock() {
             Ok(workers) => Some(workers),
@@ -175,14 +212,7 @@ impl Pool {
         self.unfinished.0.store(chunks, Ordering::Relaxed);
         // SeqCst: either this thread sees `parked`, or the worker about to park sees the chunks.
         self.unclaimed.0.store(range(0, chunks as u32), Ordering::SeqCst);
-        for worker in helpers {
-            if worker.parked.load(Ordering::SeqCst) {
-                worker.parked.store(false, Ordering::Relaxed);
-                if let Some(thread) = worker.thread.get() {
-                    thread.unpark();
-                }
-            }
-        }
+        helpers.iter().for_each(|worker| worker.wake());
         self.work(End::First);
         self.wait();
         self.panic.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -256,12 +286,15 @@ impl Pool {
             if available() && self.work(End::Last) {
                 continue;
             }
+            if self.closed.load(Ordering::SeqCst) {
+                return;
+            }
             let limit = threads();
             if own.index + 1 < limit && limit <= cores() && spin_until(available) {
                 continue;
             }
             own.parked.store(true, Ordering::SeqCst);
-            if available() {
+            if available() || self.closed.load(Ordering::SeqCst) {
                 own.parked.store(false, Ordering::Relaxed);
                 continue;
             }
@@ -273,31 +306,15 @@ impl Pool {
     }
 }
 
-/// Spins for at most `SPIN`; true as soon as `ready` is.
-fn spin_until(ready: impl Fn() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        // Reading the clock costs about as much as a pause instruction.
-        for _ in 0..16 {
-            if ready() {
-                return true;
-            }
-            std::hint::spin_loop();
-        }
-        if start.elapsed() > SPIN {
-            return false;
-        }
-    }
-}
-
 fn cores() -> usize {
     static CORES: OnceLock<usize> = OnceLock::new();
-    *CORES.get_or_init(|| thread::available_parallelism().map_or(1, |n| n.get()))
+    *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
 
     /// `set_threads` is process-wide, so tests that set it take turns.
     static TURN: Mutex<()> = Mutex::new(());

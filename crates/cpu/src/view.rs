@@ -3,16 +3,17 @@
 //! A buffer is written only while one view of it exists, or before it is handed out; afterwards it is read-only. Bool
 //! elements are bytes that are 0 or 1. Quantised values are always whole and row-major.
 
-use crate::arena::Buffer;
+use crate::arena::{Arena, Buffer};
 use kiln_device::{Bytes, Host, Room};
 use kiln_ir::{DType, Dims, MAX_RANK, Meta, Shape};
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// A value: some elements of a buffer, in some order.
 #[derive(Clone)]
 pub struct View {
     /// Where the elements are.
-    pub buffer: Arc<Shared>,
+    pub buffer: Held,
     /// Their type.
     pub dtype: DType,
     /// Extents.
@@ -23,25 +24,55 @@ pub struct View {
     pub start: isize,
 }
 
-/// A buffer that reads can hold on to.
-pub struct Shared(pub Buffer);
+/// A buffer that views share. The last view gives it back to the arena together with the count, so that a recurring
+/// step makes no heap call for its results.
+#[derive(Clone)]
+pub struct Held(Option<Arc<Buffer>>);
 
-impl Shared {
+impl From<Arc<Buffer>> for Held {
+    fn from(buffer: Arc<Buffer>) -> Held {
+        Held(Some(buffer))
+    }
+}
+
+impl Held {
     /// Whether this is the only view of it and it may be written.
-    pub fn is_sole(this: &Arc<Shared>) -> bool {
-        Arc::strong_count(this) == 1 && !this.0.is_lent()
+    pub fn is_sole(&self) -> bool {
+        Arc::strong_count(self) == 1 && !self.is_lent()
+    }
+
+    /// The buffer, for somebody who reads it.
+    pub fn share(&self) -> Arc<dyn Host> {
+        let buffer: Arc<Buffer> = Arc::clone(self);
+        buffer
     }
 }
 
-impl Host for Shared {
+impl std::ops::Deref for Held {
+    type Target = Arc<Buffer>;
+    fn deref(&self) -> &Arc<Buffer> {
+        self.0.as_ref().expect("only a drop takes it")
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // Where two owners end at once neither may be the last here: then the buffer goes back without the count.
+        if let Some(buffer) = self.0.take() {
+            Arena::reclaim(buffer);
+        }
+    }
+}
+
+impl Host for Buffer {
     fn bytes(&self) -> &[u8] {
-        self.0.as_slice()
+        self.as_slice()
     }
 }
 
-impl Room for Shared {
+impl Room for Buffer {
     fn bytes(&mut self) -> &mut [u8] {
-        self.0.as_mut_slice()
+        self.as_mut_slice()
     }
 
     fn done(self: Box<Self>) -> Bytes {
@@ -51,9 +82,9 @@ impl Room for Shared {
 
 impl View {
     /// All of `buffer`, row-major.
-    pub fn whole(buffer: Arc<Shared>, meta: Meta) -> View {
+    pub fn whole(buffer: impl Into<Held>, meta: Meta) -> View {
         View {
-            buffer,
+            buffer: buffer.into(),
             dtype: meta.dtype,
             shape: meta.shape,
             strides: meta.shape.contiguous_strides(),
@@ -99,7 +130,7 @@ impl View {
 
     /// The bytes of a row-major view.
     pub fn bytes(&self) -> &[u8] {
-        &self.buffer.0.as_slice()[self.range()]
+        &self.buffer.as_slice()[self.range()]
     }
 
     /// The first element's address; `T` has the size of an element.
@@ -110,17 +141,12 @@ impl View {
 
     /// The first element's address, as bytes.
     pub fn address(&self) -> *mut u8 {
-        self.buffer.0.as_mut_ptr().wrapping_offset(self.start * self.dtype.size() as isize)
+        self.buffer.as_mut_ptr().wrapping_offset(self.start * self.dtype.size() as isize)
     }
 
     /// Broadcast to a larger shape.
     pub fn expanded(&self, shape: &Shape) -> View {
-        let lead = shape.len() - self.shape.len();
-        let stride = |i: usize| match i.checked_sub(lead) {
-            Some(own) if self.shape[own] == shape[i] => self.strides[own],
-            _ => 0,
-        };
-        View { shape: *shape, strides: Dims::collect((0..shape.len()).map(stride)), ..self.clone() }
+        View { shape: *shape, strides: expanded(&self.shape, &self.strides, shape), ..self.clone() }
     }
 
     /// The same elements under another shape without a copy, where strides can express it.
@@ -129,7 +155,7 @@ impl View {
             return Some(View { shape: *shape, strides: shape.contiguous_strides(), ..self.clone() });
         }
         // Axes of both shapes are matched in runs of equal size; a run must be evenly strided to be cut anew.
-        let old: Vec<(usize, isize)> =
+        let old: SmallVec<[(usize, isize); MAX_RANK]> =
             self.shape.iter().copied().zip(self.strides.iter().copied()).filter(|(d, _)| *d != 1).collect();
         let mut strides = Dims::repeat(0isize, shape.len());
         let (mut from, mut to) = (0, 0);
@@ -177,6 +203,16 @@ impl View {
         }
         walk
     }
+}
+
+/// The strides of elements of shape `from` broadcast to the larger shape `to`.
+pub fn expanded(from: &Shape, strides: &Dims<isize>, to: &Shape) -> Dims<isize> {
+    let lead = to.len() - from.len();
+    let stride = |i: usize| match i.checked_sub(lead) {
+        Some(own) if from[own] == to[i] => strides[own],
+        _ => 0,
+    };
+    Dims::collect((0..to.len()).map(stride))
 }
 
 /// A merged order of elements.

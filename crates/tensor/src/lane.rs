@@ -19,11 +19,12 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
 /// Items that a lane holds at most.
 const MOST_ITEMS: usize = 4096;
-/// Bytes of results that a lane holds at most before they are computed.
-const MOST_BYTES: usize = 1 << 29;
+/// Bytes by which what waits in a lane may make the device's memory grow before it is computed: results that it defines,
+/// less what it frees. An optimiser's step that replaces its parameters is not cut, however large they are.
+const MOST_BYTES: isize = 1 << 29;
 
 /// The place of what was defined without being recorded: before the first item.
-const BEFORE: u64 = 0;
+pub(crate) const BEFORE: u64 = 0;
 
 /// A lane lives as long as the process: values point at it. When its thread ends, another takes it over.
 pub(crate) struct Lane {
@@ -45,7 +46,8 @@ struct State {
     next: u64,
     /// The names that it gives next, and where they end.
     names: (u64, u64),
-    bytes: usize,
+    /// Bytes by which the waiting items make the device's memory grow.
+    bytes: isize,
     /// How many of the waiting items are nodes.
     nodes: usize,
     marked: bool,
@@ -67,8 +69,9 @@ const MOST_FREED: usize = 1024;
 /// A thread's lanes; sealed when the thread ends.
 struct Lanes {
     all: RefCell<Vec<&'static Lane>>,
-    /// Values that this thread dropped since it last locked the lane it used last; their frees go there.
-    freed: RefCell<Vec<Id>>,
+    /// Values that this thread dropped since it last locked the lane it used last; their frees go there. Each
+    /// with its bytes.
+    freed: RefCell<Vec<(Id, usize)>>,
 }
 
 impl Drop for Lanes {
@@ -184,14 +187,21 @@ impl State {
 
     /// Puts the frees of `ids` behind what is there, in the order in which the values were named: maps of tensors are
     /// dropped in any order, and a recurring step must look the same.
-    fn free(&mut self, ids: &mut Vec<Id>) {
-        match ids.len() {
+    fn free(&mut self, ended: &mut Vec<(Id, usize)>) {
+        match ended.len() {
             0 => return,
             1 => {}
-            _ => ids.sort_unstable(),
+            _ => ended.sort_unstable(),
         }
         let origin = self.origins.last().copied().unwrap_or_else(Origin::here);
-        ids.drain(..).for_each(|id| self.push(Item::Free(id), origin));
+        for (id, bytes) in ended.drain(..) {
+            self.end(id, bytes, origin);
+        }
+    }
+
+    fn end(&mut self, id: Id, bytes: usize, origin: Origin) {
+        self.bytes = self.bytes.saturating_sub_unsigned(bytes);
+        self.push(Item::Free(id), origin);
     }
 
     /// A name that no other value of this process has.
@@ -205,9 +215,10 @@ impl State {
 
     /// A value that the next item defines.
     fn define(&mut self, lane: &'static Lane, meta: Meta) -> Arc<Value> {
-        self.bytes = self.bytes.saturating_add(meta.bytes());
+        let bytes = meta.bytes();
+        self.bytes = self.bytes.saturating_add_unsigned(bytes);
         let (id, at) = (self.fresh(), self.next);
-        Arc::new(Value { id, meta, lane, last: AtomicU64::new(at), defined: at })
+        Arc::new(Value { id, meta, bytes, lane, last: AtomicU64::new(at), defined: at })
     }
 }
 
@@ -220,13 +231,13 @@ pub(crate) fn record(
     origin: Origin,
 ) -> SmallVec<[Arc<Value>; 2]> {
     with_lane(device, |lane| {
-        let (mut state, released) = lane.begin(ins);
+        let mut state = lane.begin(ins);
         let values: SmallVec<[Arc<Value>; 2]> = outs.iter().map(|&meta| state.define(lane, meta)).collect();
         let outs = values.iter().map(|v| v.id).collect();
         let node = Node { op, ins: ins.iter().map(|t| t.value.id).collect(), outs };
         state.nodes += 1;
         state.push(Item::Run(node), origin);
-        lane.end(state, released);
+        lane.end(state);
         values
     })
 }
@@ -234,7 +245,7 @@ pub(crate) fn record(
 /// Like [`record`], for an operation with one result.
 pub(crate) fn record_one(device: &Device, op: Op, ins: &[&Tensor], out: Meta, origin: Origin) -> Arc<Value> {
     with_lane(device, |lane| {
-        let (mut state, released) = lane.begin(ins);
+        let mut state = lane.begin(ins);
         let value = state.define(lane, out);
         let mut names = SmallVec::new();
         ins.iter().for_each(|t| names.push(t.value.id));
@@ -242,29 +253,23 @@ pub(crate) fn record_one(device: &Device, op: Op, ins: &[&Tensor], out: Meta, or
         outs.push(value.id);
         state.nodes += 1;
         state.push(Item::Run(Node { op, ins: names, outs }), origin);
-        lane.end(state, released);
+        lane.end(state);
         value
     })
 }
 
 impl Lane {
-    /// Locks the lane for a node with these operands. What comes along is to be dropped after the lock.
-    fn begin(&'static self, ins: &[&Tensor]) -> (MutexGuard<'static, State>, Vec<Arc<Value>>) {
+    /// Locks the lane for a node with these operands.
+    fn begin(&'static self, ins: &[&Tensor]) -> MutexGuard<'static, State> {
         // Sealing other lanes happens before this lane is locked: two lanes are never locked at once.
         for value in ins.iter().map(|t| &t.value) {
             if !std::ptr::eq(value.lane, self) && value.is_pending() {
                 value.lane.seal_to(value.lane.lock(), value.defined + 1, Urgency::Background);
             }
         }
-        let mut released = Vec::new();
         let mut state = self.lock_own();
         if state.marked {
-            state.marked = false;
-            // Frees alone can wait for the next step.
-            if state.nodes > 0 {
-                let end = state.next;
-                released = self.cut(&mut state, end, Urgency::Background);
-            }
+            state = self.next_step(state);
         }
         let at = state.next;
         for value in ins.iter().map(|t| &t.value) {
@@ -274,19 +279,29 @@ impl Lane {
                 state.held.push(value.clone());
             }
         }
-        (state, released)
+        state
+    }
+
+    /// Submits what was there before a mark.
+    #[cold]
+    fn next_step(&'static self, mut state: MutexGuard<'static, State>) -> MutexGuard<'static, State> {
+        state.marked = false;
+        // Frees alone can wait for the next step.
+        if state.nodes == 0 {
+            return state;
+        }
+        let end = state.next;
+        self.seal_to(state, end, Urgency::Background);
+        self.lock_own()
     }
 
     /// Lets go of the lane after a node, and seals it where it is full.
-    fn end(&self, mut state: MutexGuard<'_, State>, mut released: Vec<Arc<Value>>) {
-        let eager = self.device.is_eager();
-        if eager || state.items.len() >= MOST_ITEMS || state.bytes > MOST_BYTES {
+    fn end(&self, state: MutexGuard<'_, State>) {
+        if self.device.is_eager() || state.items.len() >= MOST_ITEMS || state.bytes > MOST_BYTES {
             let end = state.next;
-            let urgency = if eager { Urgency::Now } else { Urgency::Background };
-            released.extend(self.cut(&mut state, end, urgency));
+            let urgency = if self.device.is_eager() { Urgency::Now } else { Urgency::Background };
+            self.seal_to(state, end, urgency);
         }
-        drop(state);
-        drop(released);
     }
 }
 
@@ -299,7 +314,7 @@ pub(crate) fn write(device: &Device, data: kiln_device::Data) -> Arc<Value> {
         };
         let meta = data.meta;
         lane.device.driver().write(id, data, place);
-        Arc::new(Value { id, meta, lane, last: AtomicU64::new(BEFORE), defined: BEFORE })
+        Arc::new(Value::before(id, meta, lane))
     })
 }
 
@@ -316,19 +331,19 @@ pub(crate) fn fetch(device: &Device, from: &Arc<Value>) -> Option<Arc<Value>> {
         };
         let (meta, source) = (from.meta, from.device().driver());
         let fetched = lane.device.driver().fetch(id, meta, place, &**source, from.id, from.clone());
-        fetched.then(|| Arc::new(Value { id, meta, lane, last: AtomicU64::new(BEFORE), defined: BEFORE }))
+        fetched.then(|| Arc::new(Value::before(id, meta, lane)))
     })
 }
 
-/// Ends a value whose last use or definition in its own lane is at place `last`.
-pub(crate) fn free(id: Id, lane: &'static Lane, last: u64) {
+/// Ends a value of so many bytes whose last use or definition in its own lane is at place `last`.
+pub(crate) fn free(id: Id, lane: &'static Lane, last: u64, bytes: usize) {
     // While its own lane still uses it, the free must follow there; afterwards any lane will do.
     let target = if last >= lane.submitted() { Some(lane) } else { own_lane(&lane.device) };
     let Some(target) = target else { return lane.device.orphans().push(id) };
     if LAST.get().is_some_and(|last| std::ptr::eq(last, target)) {
         let waiting = LANES.try_with(|lanes| {
             let mut freed = lanes.freed.borrow_mut();
-            freed.push(id);
+            freed.push((id, bytes));
             freed.len() < MOST_FREED
         });
         return match waiting {
@@ -344,7 +359,7 @@ pub(crate) fn free(id: Id, lane: &'static Lane, last: u64) {
         lane.device.orphans().push(id);
     } else {
         let origin = state.origins.last().copied().unwrap_or_else(Origin::here);
-        state.push(Item::Free(id), origin);
+        state.end(id, bytes, origin);
     }
 }
 
@@ -409,7 +424,8 @@ impl Drop for PlaceScope {
 
 fn with_lane<T>(device: &Device, f: impl FnOnce(&'static Lane) -> T) -> T {
     match LAST.get() {
-        Some(lane) if lane.device == *device => f(lane),
+        // A value's device is its lane's: then there is no need to look at it.
+        Some(lane) if std::ptr::eq(&lane.device, device) || lane.device == *device => f(lane),
         _ => with_other_lane(device, f),
     }
 }

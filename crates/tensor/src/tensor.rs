@@ -107,7 +107,9 @@ pub(crate) fn resolve_axis(op: &str, axis: isize, rank: usize, shape: &Shape) ->
 fn common<'a>(op: &Op, ins: &[&'a Tensor]) -> &'a Device {
     let Some(first) = ins.first() else { panic!("{}: no operands; see Tensor::create", op.name()) };
     let device = first.value.device();
-    if let Some(other) = ins.iter().find(|t| t.value.device() != device) {
+    let elsewhere =
+        |t: &&&Tensor| !std::ptr::eq(t.value.lane, first.value.lane) && t.value.device() != device;
+    if let Some(other) = ins.iter().find(elsewhere) {
         panic!("{}: operands on different devices, {} and {}", op.name(), device, other.value.device());
     }
     device

@@ -1,7 +1,7 @@
 //! A value on a device, alive as long as something holds it.
 
 use crate::Device;
-use crate::lane::{self, Lane};
+use crate::lane::{self, BEFORE, Lane};
 use kiln_ir::{Id, Meta};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(crate) struct Value {
     pub id: Id,
     pub meta: Meta,
+    /// How many bytes it takes.
+    pub bytes: usize,
     /// The lane it was recorded in.
     pub lane: &'static Lane,
     /// The place in that lane of its last use or definition there: once that is submitted, so is every use but those
@@ -19,6 +21,11 @@ pub(crate) struct Value {
 }
 
 impl Value {
+    /// A value that was defined without being recorded.
+    pub fn before(id: Id, meta: Meta, lane: &'static Lane) -> Value {
+        Value { id, meta, bytes: meta.bytes(), lane, last: AtomicU64::new(BEFORE), defined: BEFORE }
+    }
+
     pub fn device(&self) -> &'static Device {
         &self.lane.device
     }
@@ -31,7 +38,7 @@ impl Value {
 
 impl Drop for Value {
     fn drop(&mut self) {
-        lane::free(self.id, self.lane, self.last.load(Ordering::Relaxed));
+        lane::free(self.id, self.lane, self.last.load(Ordering::Relaxed), self.bytes);
     }
 }
 

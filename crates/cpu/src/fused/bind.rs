@@ -1,20 +1,24 @@
 //! A program bound to values: shapes are found, operands laid over the grid, results made.
+//!
+//! What follows from how the values lie is kept from run to run. Where a step recurs, binding is to look that they lie
+//! the same, to note their addresses and to take memory for the results: no heap call.
 
 use super::kernel::replaceable;
 use super::layout::{Grid, Inner, Operand, Strides};
 use super::line::{Line, Place, Target};
 use super::looped::Loop;
 use super::program::{Extent, Program, Work};
-use super::schedule::Schedule;
+use super::schedule::{Schedule, Stored};
+use super::scratch::Scratch;
 use crate::cpu::Context;
 use crate::pool;
 use crate::reduction;
-use crate::view::View;
+use crate::view::{View, expanded};
 use kiln_device::Error;
 use kiln_fuse::Handles;
 use kiln_ir::{AxisSet, DType, Dims, Id, Meta, Move, Node, Op, Shape, broadcast};
 use smallvec::SmallVec;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows shorter than this run in blocks of several.
 const SHORT: usize = 64;
@@ -28,23 +32,62 @@ const BLOCK: usize = 128 << 10;
 /// A program and its schedules.
 pub(super) struct Plan<'a> {
     pub program: &'a Program,
-    pub long: &'a Schedule,
-    pub short: &'a Schedule,
+    pub long: &'a Arc<Schedule>,
+    pub short: &'a Arc<Schedule>,
+    /// Where rows are not short, it runs in parts that others choose: see [`Bound::part`].
+    pub parted: bool,
 }
 
 /// A program bound to values.
-pub(super) struct Bound<'a> {
-    pub schedule: &'a Schedule,
+pub(super) struct Bound {
+    pub schedule: Arc<Schedule>,
     pub shape: Shape,
     pub grid: Grid,
     pub mode: Mode,
-    pub loads: SmallVec<[Operand; 12]>,
-    pub numbers: SmallVec<[[u8; 8]; 12]>,
-    pub results: SmallVec<[View; 4]>,
+    pub loads: Vec<Operand>,
+    pub numbers: Vec<[u8; 8]>,
+    pub results: Vec<View>,
     /// Accumulators of each reduction of rows onto each other.
-    pub stacks: SmallVec<[View; 2]>,
+    pub stacks: Vec<View>,
     /// The loops of each level: over rows, over the elements of rows.
-    pub loops: SmallVec<[[Option<Arc<Loop>>; 2]; 4]>,
+    pub loops: Vec<[Option<Arc<Loop>>; 2]>,
+    pub scratch: Scratch,
+    /// How many threads it is cut for.
+    threads: usize,
+    /// Extents and strides of the operands, and extents that nodes name.
+    layouts: Vec<(Shape, Dims<isize>)>,
+    named: Vec<(u32, Shape)>,
+    /// Metas of the results, and a bit for each that takes the place of an operand.
+    metas: Vec<Meta>,
+    taken: u128,
+    names: Vec<Name>,
+    puts: Vec<(Id, View)>,
+}
+
+/// A name of a result: the node that gives it, and how the result is read under that name.
+struct Name {
+    node: u32,
+    result: usize,
+    shape: Shape,
+    strides: Dims<isize>,
+}
+
+/// The binding of a program's last run, without its values.
+#[derive(Default)]
+pub(super) struct Kept(Mutex<Option<Box<Bound>>>);
+
+impl Kept {
+    fn take(&self) -> Option<Box<Bound>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Hands the results to `handles`, and keeps the rest for the next run.
+    pub fn finish(&self, mut bound: Box<Bound>, handles: &mut dyn Handles<View>) {
+        bound.results.clear();
+        bound.stacks.clear();
+        bound.puts.drain(..).for_each(|(id, view)| handles.put(id, view));
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bound);
+    }
 }
 
 /// How the grid is cut for threads and caches.
@@ -63,16 +106,72 @@ fn unfit() -> Error {
     Error::Unsupported { op: "fused".into(), device: "cpu".into() }
 }
 
-impl<'a> Bound<'a> {
+/// The extents that an operation names itself.
+fn extents(op: &Op) -> Option<Shape> {
+    match op {
+        Op::Full { shape, .. } | Op::Move(Move::Expand(shape) | Move::Reshape(shape)) => Some(*shape),
+        _ => None,
+    }
+}
+
+impl Bound {
+    /// The program bound to these values, as before if they lie as those of its last run.
     pub fn new(
         cx: &Context<'_>,
-        plan: &Plan<'a>,
+        plan: &Plan<'_>,
+        kept: &Kept,
         nodes: &[&Node],
         dying: &[Id],
         handles: &dyn Handles<View>,
-    ) -> Result<Bound<'a>, Error> {
+    ) -> Result<Box<Bound>, Error> {
+        let last = match kept.take() {
+            Some(mut last) => last.fits(plan, nodes, handles)?.then_some(last),
+            None => None,
+        };
+        let mut bound = match last {
+            Some(last) => last,
+            None => Box::new(Bound::lay(plan, nodes, handles)?),
+        };
+        bound.check_indices()?;
+        bound.numbers.clear();
+        for &n in &plan.long.numbers {
+            let Op::Full { value, .. } = &nodes[n as usize].op else { return Err(unfit()) };
+            let mut bytes = [0; 8];
+            let value = value.to_bytes();
+            bytes[..value.len()].copy_from_slice(&value);
+            bound.numbers.push(bytes);
+        }
+        let taken = bound.make_results(cx, nodes, dying, handles)?;
+        if bound.loops.is_empty() || taken != bound.taken {
+            bound.make_loops(taken);
+            bound.taken = taken;
+            bound.scratch = bound.lay_scratch(plan.parted);
+        }
+        bound.make_puts(cx, plan.program, nodes)?;
+        Ok(bound)
+    }
+
+    /// Whether these values lie as those it was bound to. Notes their addresses.
+    fn fits(&mut self, plan: &Plan<'_>, nodes: &[&Node], handles: &dyn Handles<View>) -> Result<bool, Error> {
+        let same = |&(node, shape): &(u32, Shape)| extents(&nodes[node as usize].op) == Some(shape);
+        if self.threads != pool::threads() || !self.named.iter().all(same) {
+            return Ok(false);
+        }
+        for ((spec, load), (shape, strides)) in plan.long.loads.iter().zip(&mut self.loads).zip(&self.layouts)
+        {
+            let id = nodes[spec.node as usize].ins[spec.arg as usize];
+            let view = handles.get(id).ok_or(Error::UnknownValue(id))?;
+            if view.dtype != spec.dtype || view.shape != *shape || view.strides != *strides {
+                return Ok(false);
+            }
+            load.base = view.address();
+        }
+        Ok(true)
+    }
+
+    /// Lays the values over a grid.
+    fn lay(plan: &Plan<'_>, nodes: &[&Node], handles: &dyn Handles<View>) -> Result<Bound, Error> {
         let all = plan.long;
-        let id = |node: u32, arg: u32| nodes[node as usize].ins[arg as usize];
         let mut views: SmallVec<[&View; 12]> = SmallVec::new();
         let mut shape = Shape::default();
         let mut widen = |other: &Shape| {
@@ -82,7 +181,7 @@ impl<'a> Bound<'a> {
             Ok::<(), Error>(())
         };
         for load in &all.loads {
-            let id = id(load.node, load.arg);
+            let id = nodes[load.node as usize].ins[load.arg as usize];
             let view = handles.get(id).ok_or(Error::UnknownValue(id))?;
             if view.dtype != load.dtype {
                 return Err(unfit());
@@ -92,10 +191,12 @@ impl<'a> Bound<'a> {
             }
             views.push(view);
         }
-        for node in nodes {
+        let mut named = Vec::new();
+        for (i, node) in nodes.iter().enumerate() {
             if let Op::Full { shape, .. } | Op::Move(Move::Expand(shape)) = &node.op {
                 widen(shape)?;
             }
+            named.extend(extents(&node.op).map(|shape| (i as u32, shape)));
         }
         let inner = plan.program.inner.map(|n| n as usize);
         if shape.contains(&0) || inner.is_some_and(|n| n > shape.len()) {
@@ -105,45 +206,47 @@ impl<'a> Bound<'a> {
         let strides = all.loads.iter().zip(&views).map(|(load, view)| narrow.strides(load.extent, view));
         let strides: SmallVec<[Strides; 12]> = strides.collect::<Option<_>>().ok_or_else(unfit)?;
         let grid = Grid::new(&shape, inner, &strides);
-        let loads: SmallVec<[Operand; 12]> =
-            views.iter().zip(&strides).map(|(view, strides)| grid.operand(&shape, view, strides)).collect();
         let mode = mode(all, &grid);
-        let mut bound = Bound {
-            schedule: if matches!(mode, Mode::Short { .. }) { plan.short } else { plan.long },
+        let schedule = if matches!(mode, Mode::Short { .. }) { plan.short } else { plan.long };
+        let mut loads = Vec::with_capacity(views.len());
+        for (view, strides) in views.iter().zip(&strides) {
+            let mut load = grid.operand(&shape, view, strides);
+            if strides.wide {
+                if matches!(mode, Mode::Short { .. }) {
+                    load.flatten(&grid);
+                }
+                if load.inner == Inner::Gather {
+                    let view = View { shape, strides: strides.strides, ..(*view).clone() };
+                    load.walk = Some(Box::new(view.walk()));
+                }
+            }
+            loads.push(load);
+        }
+        let meta = |result: &Stored| Meta { dtype: result.dtype, shape: narrow.shape(result.extent) };
+        Ok(Bound {
             shape,
             grid,
             mode,
             loads,
-            numbers: SmallVec::new(),
-            results: SmallVec::new(),
-            stacks: SmallVec::new(),
-            loops: SmallVec::new(),
-        };
-        bound.check_indices()?;
-        for &n in &all.numbers {
-            let Op::Full { value, .. } = &nodes[n as usize].op else { return Err(unfit()) };
-            let mut bytes = [0; 8];
-            let value = value.to_bytes();
-            bytes[..value.len()].copy_from_slice(&value);
-            bound.numbers.push(bytes);
-        }
-        for (i, load) in bound.loads.iter_mut().enumerate().filter(|(i, _)| strides[*i].wide) {
-            if matches!(mode, Mode::Short { .. }) {
-                load.flatten(&grid);
-            }
-            if load.inner == Inner::Gather {
-                let view = View { shape, strides: strides[i].strides, ..views[i].clone() };
-                load.walk = Some(view.walk());
-            }
-        }
-        let taken = bound.make_results(cx, &narrow, nodes, dying, handles)?;
-        bound.make_loops(taken);
-        Ok(bound)
+            numbers: Vec::new(),
+            results: Vec::new(),
+            stacks: Vec::new(),
+            loops: Vec::new(),
+            scratch: Scratch::default(),
+            threads: pool::threads(),
+            layouts: views.iter().map(|view| (view.shape, view.strides)).collect(),
+            named,
+            metas: schedule.results.iter().map(meta).collect(),
+            taken: 0,
+            names: names(plan.program, schedule, &narrow, nodes)?,
+            puts: Vec::new(),
+            schedule: schedule.clone(),
+        })
     }
 
     /// Every index lies within its row.
     fn check_indices(&self) -> Result<(), Error> {
-        let s = self.schedule;
+        let s = &self.schedule;
         for index in s.picks.iter().map(|p| p.index).chain(s.pokes.iter().map(|p| p.index)) {
             let load = &self.loads[index as usize];
             if !matches!(load.dtype, DType::I64 | DType::I32) {
@@ -174,15 +277,13 @@ impl<'a> Bound<'a> {
     fn make_results(
         &mut self,
         cx: &Context<'_>,
-        narrow: &Narrow,
         nodes: &[&Node],
         dying: &[Id],
         handles: &dyn Handles<View>,
     ) -> Result<u128, Error> {
-        let s = self.schedule;
+        let s = &self.schedule;
         let (mut taken, mut overwritten): (u128, SmallVec<[Id; 4]>) = (0, SmallVec::new());
-        for (i, result) in s.results.iter().enumerate() {
-            let meta = Meta { dtype: result.dtype, shape: narrow.shape(result.extent) };
+        for (i, (result, &meta)) in s.results.iter().zip(&self.metas).enumerate() {
             // A value may be overwritten by the level that reads it last.
             let free = |id: Id| {
                 let mut loads = s.loads.iter().filter(|l| nodes[l.node as usize].ins[l.arg as usize] == id);
@@ -210,10 +311,35 @@ impl<'a> Bound<'a> {
         Ok(taken)
     }
 
+    /// Makes the views of results under all their names.
+    fn make_puts(&mut self, cx: &Context<'_>, program: &Program, nodes: &[&Node]) -> Result<(), Error> {
+        for name in &self.names {
+            let result = &self.results[name.result];
+            let view = View {
+                buffer: result.buffer.clone(),
+                dtype: result.dtype,
+                shape: name.shape,
+                strides: name.strides,
+                start: result.start,
+            };
+            self.puts.push((nodes[name.node as usize].outs[0], view));
+        }
+        for &number in &program.kept_numbers {
+            let node = nodes[number as usize];
+            if let Op::Full { shape, value } = &node.op {
+                let single = cx.filled(Meta::new(value.dtype(), []), &value.to_bytes())?;
+                self.puts.push((node.outs[0], single.expanded(shape)));
+            }
+        }
+        Ok(())
+    }
+
     fn make_loops(&mut self, taken: u128) {
+        self.loops.clear();
         let fresh = (self.results.iter().enumerate()).filter(|(i, _)| taken >> i & 1 == 0);
         let large = fresh.map(|(_, view)| view.meta().bytes()).sum::<usize>() >= STREAM;
-        for level in &self.schedule.levels {
+        let schedule = self.schedule.clone();
+        for level in &schedule.levels {
             let narrow = level.narrow.as_ref().map(|line| line.looped(self.splats(line, false), 0));
             let wide = level.wide.as_ref().map(|line| {
                 let mut streams = 0;
@@ -323,45 +449,39 @@ impl Narrow {
     }
 }
 
-/// The views of results under all their names.
-pub(super) fn puts(
-    cx: &Context<'_>,
+/// The names of all results. A result lies row-major, so that what another shape makes of it is known beforehand.
+fn names(
     program: &Program,
-    bound: &Bound<'_>,
+    schedule: &Schedule,
+    narrow: &Narrow,
     nodes: &[&Node],
-) -> Result<SmallVec<[(Id, View); 8]>, Error> {
-    let mut puts: SmallVec<[(Id, View); 8]> = SmallVec::new();
-    let results = &bound.schedule.results;
-    let narrow = Narrow::new(&bound.shape, program.inner.unwrap_or(0) as usize);
+) -> Result<Vec<Name>, Error> {
+    let results = &schedule.results;
+    let mut names = Vec::new();
     for &(node, value) in &program.readings {
-        let node = nodes[node as usize];
-        let at = results.iter().position(|r| r.value == value).ok_or_else(unfit)?;
-        let view = &bound.results[at];
-        let view = match &node.op {
-            Op::Move(Move::Expand(shape)) => {
-                view.reshaped(&narrow.shape(Extent::Kept)).ok_or_else(unfit)?.expanded(shape)
+        let result = results.iter().position(|r| r.value == value).ok_or_else(unfit)?;
+        let kept = narrow.shape(Extent::Kept);
+        let (shape, strides) = match &nodes[node as usize].op {
+            Op::Move(Move::Expand(shape)) => (*shape, expanded(&kept, &kept.contiguous_strides(), shape)),
+            Op::Move(Move::Reshape(shape)) => (*shape, shape.contiguous_strides()),
+            Op::Reduce { keep: false, .. } => {
+                let gone = narrow.shape(Extent::Gone);
+                (gone, gone.contiguous_strides())
             }
-            Op::Move(Move::Reshape(shape)) => view.reshaped(shape).ok_or_else(unfit)?,
-            Op::Reduce { keep: false, .. } => view.reshaped(&narrow.shape(Extent::Gone)).ok_or_else(unfit)?,
-            _ => view.reshaped(&narrow.shape(Extent::Kept)).ok_or_else(unfit)?,
+            _ => (kept, kept.contiguous_strides()),
         };
-        puts.push((node.outs[0], view));
+        names.push(Name { node, result, shape, strides });
     }
-    for &number in &program.kept_numbers {
-        let node = nodes[number as usize];
-        if let Op::Full { shape, value } = &node.op {
-            let single = cx.filled(Meta::new(value.dtype(), []), &value.to_bytes())?;
-            puts.push((node.outs[0], single.expanded(shape)));
-        }
-    }
-    for (result, view) in results.iter().zip(&bound.results) {
+    for (at, result) in results.iter().enumerate() {
         let instruction = &program.instructions[result.value as usize];
         // The same node may stand for an element of each row too.
         if instruction.named && instruction.work != Work::Pick {
-            puts.push((nodes[result.node as usize].outs[0], view.clone()));
+            let shape = narrow.shape(result.extent);
+            let strides = shape.contiguous_strides();
+            names.push(Name { node: result.node, result: at, shape, strides });
         }
     }
-    Ok(puts)
+    Ok(names)
 }
 
 /// Whether the numbers that a program takes for zero are.

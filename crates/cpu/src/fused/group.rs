@@ -1,6 +1,6 @@
 //! A fused program as the engine sees it.
 
-use super::bind::{Bound, Plan, puts, zeros};
+use super::bind::{Bound, Kept, Plan, zeros};
 use super::program::Program;
 use super::schedule::{Schedule, schedule};
 use crate::arena::Arena;
@@ -18,22 +18,23 @@ pub(super) struct Fused {
     name: &'static str,
     program: Program,
     arena: Arc<Arena>,
-    schedules: OnceLock<Option<[Schedule; 2]>>,
+    schedules: OnceLock<Option<[Arc<Schedule>; 2]>>,
+    kept: Kept,
 }
 
 impl Fused {
     pub fn new(name: &'static str, program: Program, arena: Arc<Arena>) -> Fused {
-        Fused { name, program, arena, schedules: OnceLock::new() }
+        Fused { name, program, arena, schedules: OnceLock::new(), kept: Kept::default() }
     }
 
     fn plan(&self, nodes: &[&Node], handles: &dyn Handles<View>) -> Option<Plan<'_>> {
         let made = || {
             let dtypes = dtypes(nodes, handles)?;
             let schedule = |short| schedule(&self.program, nodes, |id| dtypes.get(&id).copied(), short);
-            Some([schedule(false)?, schedule(true)?])
+            Some([Arc::new(schedule(false)?), Arc::new(schedule(true)?)])
         };
         let [long, short] = self.schedules.get_or_init(made).as_ref()?;
-        Some(Plan { program: &self.program, long, short })
+        Some(Plan { program: &self.program, long, short, parted: false })
     }
 }
 
@@ -51,11 +52,9 @@ impl Optimization<View> for Fused {
         let plan = self.plan(nodes, handles);
         let plan = plan.ok_or_else(|| Error::Unsupported { op: self.name.into(), device: "cpu".into() })?;
         zeros(&self.program, nodes)?;
-        let bound = Bound::new(&cx, &plan, nodes, dying, handles)?;
-        let puts = puts(&cx, &self.program, &bound, nodes)?;
+        let bound = Bound::new(&cx, &plan, &self.kept, nodes, dying, handles)?;
         bound.run();
-        drop(bound);
-        puts.into_iter().for_each(|(id, view)| handles.put(id, view));
+        self.kept.finish(bound, handles);
         Ok(())
     }
 

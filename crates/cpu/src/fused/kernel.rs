@@ -6,12 +6,13 @@ use crate::cpu::Context;
 use crate::elementwise::with_type;
 use crate::slices;
 use crate::tile::TILE;
-use crate::view::{Shared, View, Walk};
+use crate::view::{View, Walk};
 use half::{bf16, f16};
 use kiln_device::Place;
 use kiln_fuse::Handles;
 use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Unary};
 use std::cell::RefCell;
+use std::thread::LocalKey;
 
 /// An elementwise operation with its types.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -73,16 +74,27 @@ unsafe impl Send for Base {}
 pub(super) fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id, out: Meta) -> bool {
     handles.get(id).is_some_and(|x| {
         let fits = x.shape == out.shape && x.dtype.size() == out.dtype.size() && x.is_dense();
-        fits && Shared::is_sole(&x.buffer) && cx.place == Place::Reuse
+        fits && x.buffer.is_sole() && cx.place == Place::Reuse
     })
+}
+
+thread_local! {
+    static OWN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static SHARED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Calls `f` with this thread's scratch of at least that many bytes, aligned to a cache line.
 pub(super) fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
-    thread_local! {
-        static SCRATCH: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    }
-    SCRATCH.with_borrow_mut(|scratch| {
+    with_memory(&OWN, bytes, f);
+}
+
+/// Like [`with_scratch`], with memory that stays while others use their scratch.
+pub(super) fn with_shared(bytes: usize, f: impl FnOnce(*mut u8)) {
+    with_memory(&SHARED, bytes, f);
+}
+
+fn with_memory(key: &'static LocalKey<RefCell<Vec<u64>>>, bytes: usize, f: impl FnOnce(*mut u8)) {
+    key.with_borrow_mut(|scratch| {
         let words = bytes.div_ceil(8) + 7;
         if scratch.len() < words {
             scratch.resize(words, 0);

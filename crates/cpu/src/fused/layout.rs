@@ -26,7 +26,7 @@ pub(super) struct Operand {
     steps: [isize; MAX_RANK],
     pub inner: Inner,
     /// Its elements in the order of the grid, for those that must be gathered.
-    pub walk: Option<Walk>,
+    pub walk: Option<Box<Walk>>,
 }
 
 /// How an operand lies along a row, or down the rows if there is one element for each.

@@ -1,7 +1,7 @@
 //! A matrix product and the elementwise nodes after it: bias, activation, residual, cast. Each block of the product goes
 //! through them as soon as it is complete, while it is in the cache of the core that computed it.
 
-use super::bind::{Bound, Mode, Plan, puts};
+use super::bind::{Bound, Kept, Mode, Plan};
 use super::group::dtypes;
 use super::kernel::is_fusible;
 use super::program::{Extent, Program};
@@ -119,12 +119,13 @@ struct Fused {
     kept: bool,
     program: Program,
     arena: Arc<Arena>,
-    schedules: OnceLock<Option<[Schedule; 2]>>,
+    schedules: OnceLock<Option<[Arc<Schedule>; 2]>>,
+    bound: Kept,
 }
 
 impl Fused {
     fn new(dot: u32, kept: bool, program: Program, arena: Arc<Arena>) -> Fused {
-        Fused { dot, kept, program, arena, schedules: OnceLock::new() }
+        Fused { dot, kept, program, arena, schedules: OnceLock::new(), bound: Kept::default() }
     }
 }
 
@@ -141,7 +142,7 @@ impl Optimization<View> for Fused {
         let cx = Context { arena: &self.arena, place: handles.place() };
         let unfit = || Error::Unsupported { op: "product".into(), device: "cpu".into() };
         let dot = nodes[self.dot as usize];
-        let after: SmallVec<[&Node; 16]> =
+        let after: SmallVec<[&Node; 128]> =
             nodes.iter().enumerate().filter(|(i, _)| *i != self.dot as usize).map(|(_, &n)| n).collect();
         let Op::Dot { transpose } = dot.op else { return Err(unfit()) };
         let get = |id: Id| handles.get(id).cloned().ok_or(Error::UnknownValue(id));
@@ -151,7 +152,7 @@ impl Optimization<View> for Fused {
         let made = || {
             let dtypes = dtypes(&after, &with)?;
             let schedule = |short| schedule(&self.program, &after, |id| dtypes.get(&id).copied(), short);
-            Some([schedule(false)?, schedule(true)?])
+            Some([Arc::new(schedule(false)?), Arc::new(schedule(true)?)])
         };
         let schedules = self.schedules.get_or_init(made).as_ref();
         let [long, short] = schedules.ok_or_else(unfit)?;
@@ -160,12 +161,11 @@ impl Optimization<View> for Fused {
         if !self.kept {
             free.push(dot.outs[0]);
         }
-        let plan = Plan { program: &self.program, long, short };
-        let bound = Bound::new(&cx, &plan, &after, &free, &with)?;
+        let plan = Plan { program: &self.program, long, short, parted: true };
+        let bound = Bound::new(&cx, &plan, &self.bound, &after, &free, &with)?;
         if bound.shape != meta.shape {
             return Err(unfit());
         }
-        let puts = puts(&cx, &self.program, &bound, &after)?;
         if matches!(bound.mode, Mode::Short { .. }) {
             product::dot_into(transpose, &a, &b, &with.view, &|_| ())?;
             bound.run();
@@ -173,12 +173,11 @@ impl Optimization<View> for Fused {
             let part = |b: Block| bound.part(b.i, b.m, b.j, b.n);
             product::dot_into(transpose, &a, &b, &with.view, &part)?;
         }
-        drop(bound);
         let With { handles, id, view } = with;
         if self.kept {
             handles.put(id, view);
         }
-        puts.into_iter().for_each(|(id, view)| handles.put(id, view));
+        self.bound.finish(bound, handles);
         Ok(())
     }
 

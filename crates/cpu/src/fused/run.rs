@@ -1,7 +1,7 @@
 //! Bound programs, run: the grid is cut into blocks of rows or stretches of columns, which threads take in turn.
 
 use super::bind::{Bound, Mode};
-use super::kernel::{Base, gather, splat, with_scratch};
+use super::kernel::{Base, gather, splat, with_scratch, with_shared};
 use super::layout::{Inner, Operand};
 use super::line::{Line, Place, Target};
 use super::looped::Loop;
@@ -16,9 +16,11 @@ use smallvec::SmallVec;
 const COLUMNS: usize = 512;
 
 // SAFETY: operands are read, results written in disjoint parts, by whoever runs a part of the grid.
-unsafe impl Sync for Bound<'_> {}
+unsafe impl Sync for Bound {}
+// SAFETY: addresses of operands are noted anew before each run.
+unsafe impl Send for Bound {}
 
-impl Bound<'_> {
+impl Bound {
     /// Computes all results.
     pub fn run(&self) {
         match self.mode {
@@ -30,14 +32,14 @@ impl Bound<'_> {
 
     /// Computes some columns of some rows, on this thread. The program reduces nothing, and its rows are not short.
     pub fn part(&self, first: usize, count: usize, column: usize, width: usize) {
-        let scratch = self.scratch(1, self.grid.length);
+        let scratch = &self.scratch;
         with_scratch(scratch.total, |memory| {
             let own = memory.wrapping_add(scratch.own);
             let frame = Frame { shared: memory, own, base: first, first, count, column, width };
             for (at, level) in self.schedule.levels.iter().enumerate() {
                 if let (Some(line), Some(looped)) = (&level.wide, &self.loops[at][1]) {
                     // SAFETY: the scratch is laid out for a row; the caller's parts are disjoint.
-                    unsafe { self.wide(&scratch, &frame, line, looped, |_, _, _, _| ()) };
+                    unsafe { self.wide(scratch, &frame, line, looped, |_, _, _, _| ()) };
                 }
             }
         });
@@ -46,7 +48,7 @@ impl Bound<'_> {
 
     fn blocks(&self, block: usize) {
         let (rows, length) = (self.grid.rows, self.grid.length);
-        let scratch = self.scratch(block, length);
+        let scratch = &self.scratch;
         // Rows that are reduced onto each other stay with one thread.
         let share = match self.stacks.is_empty() {
             true => block * (2 * super::bind::SHARE / (block * length)).max(1),
@@ -66,7 +68,7 @@ impl Bound<'_> {
                         width: length,
                     };
                     // SAFETY: the scratch is laid out for a block; blocks are disjoint.
-                    unsafe { self.block(&scratch, &frame) };
+                    unsafe { self.block(scratch, &frame) };
                 }
             });
             fence();
@@ -107,8 +109,6 @@ impl Bound<'_> {
     /// Level by level, each in stretches of all rows.
     fn columns(&self, width: usize) {
         let (rows, length) = (self.grid.rows, self.grid.length);
-        let scratch = self.scratch(rows, length);
-        let own = scratch.total - scratch.own;
         // A partial result for each chunk of each row, for the reductions of a level.
         let chunks = length.div_ceil(CHUNK);
         let outputs = |level: &Level| level.wide.as_ref().map_or(0, |line| line.outputs.len());
@@ -116,13 +116,22 @@ impl Bound<'_> {
             true => 0,
             false => self.schedule.levels.iter().map(outputs).max().unwrap_or(0),
         };
-        let mut shared: Vec<u64> = vec![0; scratch.own.div_ceil(8) + folds * rows * chunks];
-        let partials = Base(shared.as_mut_ptr().wrapping_add(scratch.own.div_ceil(8)).cast());
+        // What levels share comes first.
+        let room = self.scratch.own + folds * rows * chunks * 8;
+        with_shared(room, |memory| self.levels(width, memory, chunks));
+    }
+
+    /// As [`Bound::columns`], with memory for what levels share and for the partial results.
+    fn levels(&self, width: usize, memory: *mut u8, chunks: usize) {
+        let (rows, length) = (self.grid.rows, self.grid.length);
+        let scratch = &self.scratch;
+        let own = scratch.total - scratch.own;
+        let partials = Base(memory.wrapping_add(scratch.own));
         let partial = |fold: usize, row: usize, chunk: usize, size: usize| {
             partials.plus((fold * rows + row) * chunks * 8 + chunk * size)
         };
         let whole = Frame {
-            shared: shared.as_mut_ptr().cast(),
+            shared: memory,
             own: std::ptr::null_mut(),
             base: 0,
             first: 0,
@@ -130,11 +139,11 @@ impl Bound<'_> {
             column: 0,
             width: length,
         };
-        self.picks(&scratch, &whole);
+        self.picks(scratch, &whole);
         for (at, level) in self.schedule.levels.iter().enumerate() {
             with_scratch(own, |memory| {
                 // SAFETY: the scratch is laid out for all rows, and this is the only thread here.
-                unsafe { self.narrow(&scratch, &Frame { own: memory, ..whole }, at, level) };
+                unsafe { self.narrow(scratch, &Frame { own: memory, ..whole }, at, level) };
             });
             let (Some(line), Some(looped)) = (&level.wide, &self.loops[at][1]) else { continue };
             pool::parallel(length.div_ceil(width), &|s| {
@@ -144,7 +153,7 @@ impl Bound<'_> {
                     // SAFETY: stretches are disjoint, each is a whole number of chunks, and partial results have a
                     // place for each chunk of each row.
                     unsafe {
-                        self.wide(&scratch, &frame, line, looped, |row, fold, (kind, dtype, _), lanes| {
+                        self.wide(scratch, &frame, line, looped, |row, fold, (kind, dtype, _), lanes| {
                             let size = reduction::wide(dtype).size();
                             let out = partial(fold, row, column / CHUNK, size);
                             reduction::partials(kind, dtype, lanes, frame.width.div_ceil(CHUNK), out);
@@ -156,13 +165,13 @@ impl Bound<'_> {
             for (fold, target) in line.outputs.iter().enumerate() {
                 let Target::Fold(kind, dtype, home) = *target else { continue };
                 for row in 0..rows {
-                    let out = self.narrow_at(&scratch, &whole, home, row, dtype);
+                    let out = self.narrow_at(scratch, &whole, home, row, dtype);
                     // SAFETY: all chunks' partial results are there.
                     unsafe { reduction::total(kind, dtype, partial(fold, row, 0, 0), length, out) };
                 }
             }
         }
-        self.pokes(&scratch, &whole);
+        self.pokes(scratch, &whole);
     }
 
     /// Runs the line over rows.

@@ -9,6 +9,7 @@ use kiln_ir::DType;
 use smallvec::SmallVec;
 
 /// Where the scratch of a run lies: offsets in bytes from its start.
+#[derive(Default)]
 pub(super) struct Scratch {
     /// For each narrow value, load with one element a row, row, gathered load: its place.
     pub narrows: SmallVec<[usize; 8]>,
@@ -52,7 +53,7 @@ impl Frame {
 unsafe impl Sync for Frame {}
 // SAFETY: as above.
 unsafe impl Send for Frame {}
-impl Bound<'_> {
+impl Bound {
     pub fn narrow_at(
         &self,
         scratch: &Scratch,
@@ -87,26 +88,29 @@ impl Bound<'_> {
         frame.own.wrapping_add(scratch.tiles[load as usize] - scratch.own)
     }
 
-    /// The scratch for that many rows at a time.
-    pub fn scratch(&self, count: usize, length: usize) -> Scratch {
+    /// The scratch that a run needs, or a part of one.
+    pub fn lay_scratch(&self, parted: bool) -> Scratch {
+        let length = self.grid.length;
+        // How many rows at a time, and how many elements of them.
+        let (count, width) = match self.mode {
+            Mode::Short { block } => (block, block * length),
+            Mode::Rows { .. } | Mode::Columns { .. } if parted => (1, length),
+            Mode::Rows { block } => (block, length),
+            Mode::Columns { width } => (self.grid.rows, width),
+        };
         let mut total = 0;
         let mut take = |bytes: usize| {
             let at = total;
             total += bytes.next_multiple_of(64);
             at
         };
-        let s = self.schedule;
+        let s = &self.schedule;
         let narrows = s.narrows.iter();
         let narrows =
             narrows.map(|(dtype, result)| take(if result.is_some() { 0 } else { count * dtype.size() }));
         let narrows = narrows.collect();
         let rows = s.rows.iter().map(|dtype| take(count * length * dtype.size())).collect();
         let own = take(0);
-        let width = match self.mode {
-            Mode::Short { .. } => count * length,
-            Mode::Rows { .. } => length,
-            Mode::Columns { width } => width,
-        };
         let gathered =
             |load: &Operand, wide: bool| load.inner == Inner::Gather && load.walk.is_some() == wide;
         let tiles = self.loads.iter();
