@@ -2,7 +2,7 @@
 //! else implements them.
 
 use super::isa::Isa;
-use super::kernel::Portable;
+use super::kernel::{Kernel, Portable, Strip};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{After, Product, route};
@@ -19,6 +19,10 @@ pub trait Compute: Copy + Default + Send + Sync + Source<Self> + 'static {
     /// As for `gemm_then`, and `isa` is supported.
     #[allow(private_interfaces)]
     unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>, after: After<'_>);
+    /// # Safety
+    /// As for `Kernel::pack`, and `isa` is supported.
+    #[allow(private_interfaces)]
+    unsafe fn pack(isa: Isa, strip: Strip<Self>, width: usize, to: *mut Self);
 }
 
 /// An operand's type, that widens to T exactly.
@@ -35,9 +39,7 @@ pub trait Source<T>: Copy + Send + Sync + 'static {
 /// A type to round to.
 pub trait Narrow: Copy + Send + Sync + 'static {
     fn narrow(x: f32) -> Self;
-    /// # Safety
-    /// n are readable at `from` and writable at `to`.
-    unsafe fn narrow_line(from: *const f32, n: usize, to: *mut Self);
+    fn narrow_line(from: &[f32], to: &mut [Self]);
 }
 
 macro_rules! floats {
@@ -70,6 +72,22 @@ macro_rules! floats {
                     }
                 }
             }
+
+            #[allow(private_interfaces)]
+            unsafe fn pack(isa: Isa, strip: Strip<Self>, width: usize, to: *mut Self) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => <x86::Avx512 as Kernel<Self>>::pack(strip, width, to),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => <x86::Avx2 as Kernel<Self>>::pack(strip, width, to),
+                        #[cfg(not(target_arch = "x86_64"))]
+                        Isa::Avx512 | Isa::Avx2 => Portable::pack(strip, width, to),
+                        Isa::Interp => Portable::pack(strip, width, to),
+                    }
+                }
+            }
         }
 
         impl Source<$t> for $t {
@@ -85,6 +103,7 @@ macro_rules! floats {
                 self
             }
 
+            #[inline(always)]
             unsafe fn widen_line(from: *const Self, n: usize, to: *mut $t) {
                 // SAFETY: the caller's promise.
                 unsafe { to.copy_from_nonoverlapping(from, n) }
