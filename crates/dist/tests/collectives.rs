@@ -143,7 +143,7 @@ fn a_failed_operand_fails_the_collective_on_every_rank_and_the_group_lives() {
         // Division by zero is an error of the device.
         let by = Tensor::from_vec(vec![1i64, group.rank() as i64 ^ 1], [2], &device);
         let y = x.floor_divide(&by);
-        let error = y.all_reduce(&group, Reduce::Sum).unwrap().wait().err().expect("poisoned");
+        let error = y.all_reduce(&group, Reduce::Sum).unwrap().wait().expect_err("poisoned");
         assert_eq!(numbers(&x.all_reduce(&group, Reduce::Sum).unwrap().wait().unwrap()), [8.0, 12.0]);
         error
     });
