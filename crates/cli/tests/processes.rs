@@ -281,6 +281,34 @@ fn the_devices_of_a_server_are_listed_and_its_socket_is_private() {
 }
 
 #[test]
+fn a_server_is_one_device_however_it_is_spelled() {
+    let server = Process::serve(kiln(), 0, &[]);
+    let url = url(&server);
+    let device = kiln::Device::open(&url).unwrap();
+    for other in [url.replace("kiln://", "KILN://"), url.replace('?', "/?"), format!(" {url}&compress=0")] {
+        assert_eq!(kiln::Device::open(&other).unwrap().id(), device.id(), "{other}");
+    }
+    assert!(!format!("{device} {device:?}").contains("token"));
+    // The default device of a program that names none.
+    let digest = |variables: &[(&str, &str)]| {
+        let mut client = Command::new(kiln());
+        client
+            .args(["train", "digits", "--json", "--digest", "--steps", "5"])
+            .envs(variables.iter().copied());
+        let output = client.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let last: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        last["digest"].as_str().unwrap().to_string()
+    };
+    let opened = || server.log().iter().filter(|line| line.contains("opened")).count();
+    let (local, before) = (digest(&[]), opened());
+    assert_eq!(digest(&[("KILN_DEVICE", &url)]), local);
+    assert_eq!(digest(&[("KILN_DEVICE", "remote"), ("KILN_REMOTE_ADDRESS", &url)]), local);
+    assert_eq!(opened(), before + 2);
+}
+
+#[test]
 fn a_public_server_without_encryption_is_warned_of() {
     let mut command = Command::new(kiln());
     command.args(["serve", "--listen", "0.0.0.0:0"]).env("KILN_TOKEN", "chaos");

@@ -500,7 +500,7 @@ impl Core {
 }
 
 /// Bytes of a snapshot that come in a microsecond, roughly, and one in how much of the device's time they may take.
-const SNAPSHOT_RATE: u64 = 2000;
+const SNAPSHOT_RATE: u64 = 1000;
 const SNAPSHOT_SHARE: u64 = 100;
 /// Items of one batch on the wire.
 const MOST_ITEMS: usize = 4096;
