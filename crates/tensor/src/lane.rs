@@ -185,7 +185,7 @@ impl State {
         self.next += 1;
     }
 
-    /// Puts the frees of `ids` behind what is there, in the order in which the values were named: maps of tensors are
+    /// Puts the frees of what `ended` behind what is there, in the order in which the values were named: maps of tensors are
     /// dropped in any order, and a recurring step must look the same.
     fn free(&mut self, ended: &mut Vec<(Id, usize)>) {
         match ended.len() {
