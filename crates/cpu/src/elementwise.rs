@@ -161,10 +161,16 @@ pub(crate) fn write(x: &View, to: &View) {
             let mut scratch = [T::default(); TILE];
             let tile = x.tile(from, &mut scratch[..len]);
             walk.runs(from, len, |at, offset, count, stride| {
-                for (i, &v) in tile[at..at + count].iter().enumerate() {
-                    // SAFETY: every offset of a view lies within its buffer; runs of one walk never meet, and nobody
-                    // else uses this buffer.
-                    unsafe { base.at(offset + i as isize * stride).write(v) };
+                let run = &tile[at..at + count];
+                // SAFETY: every offset of a view lies within its buffer; runs of one walk never meet, and nobody
+                // else uses this buffer.
+                unsafe {
+                    if stride == 1 {
+                        return base.at(offset).copy_from_nonoverlapping(run.as_ptr(), count);
+                    }
+                    for (i, &v) in run.iter().enumerate() {
+                        base.at(offset + i as isize * stride).write(v);
+                    }
                 }
             });
         })

@@ -2,7 +2,7 @@
 
 use crate::cpu::Context;
 use crate::elementwise;
-use crate::gemm::{After, Block, Mat, MatMut, gemm_half_then, gemm_int, gemm_then};
+use crate::gemm::{After, Block, Mat, MatMut, Share, gemm_half_then, gemm_int, gemm_then};
 use crate::host::Arg;
 use crate::pool;
 use crate::view::View;
@@ -11,8 +11,12 @@ use kiln_device::Error;
 use kiln_ir::{DType, Dims, Meta, Shape, quant};
 use smallvec::SmallVec;
 
-/// Multiply-adds above which one product is worth all threads.
-const LARGE: usize = 1 << 21;
+/// Multiply-adds up to which a product of a batch is one thread's.
+const SMALL: usize = 1 << 21;
+/// The same where there are many of them.
+const LARGE: usize = 1 << 25;
+/// Runs of products that each thread has to take, so that all end together.
+const RUNS: usize = 8;
 
 pub(crate) fn dot(cx: &Context<'_>, transpose: bool, a: &View, b: &View, out: Meta) -> Result<View, Error> {
     if b.dtype.is_quantised() {
@@ -55,6 +59,23 @@ pub(crate) fn dot_into(
         offsets
     };
     let (a_at, b_at) = (steps(&a), steps(&b));
+    // Products of a run follow each other on one thread, so that each can fetch what the next one needs.
+    let work = m.saturating_mul(n).saturating_mul(k);
+    let alone = count > 1 && (work <= SMALL || work <= LARGE && count >= RUNS * pool::threads());
+    let run = if alone { count.div_ceil(RUNS * pool::threads()) } else { count };
+    let columns = (b.strides[rank - 2], b.strides[rank - 1]);
+    let dense = columns == (n as isize, 1) || columns == (1, k as isize);
+    let share = |i: usize| {
+        let size = out.dtype.size();
+        match b_at.get(i + 1) {
+            Some(&at) if alone && dense && (i + 1) % run > 0 => Share {
+                alone,
+                next: b.address().wrapping_offset(at * size as isize).cast_const(),
+                bytes: n * k * size,
+            },
+            _ => Share { alone, ..Share::WHOLE },
+        }
+    };
     macro_rules! products {
         ($kernel:ident $T:ty $(, $after:ident)?) => {{
             let (pa, pb, pc) = (Base(a.ptr::<$T>()), Base(b.ptr::<$T>()), Base(target.ptr::<$T>()));
@@ -66,12 +87,12 @@ pub(crate) fn dot_into(
                 $(let $after = |block: Block| after(Block { i: i * m + block.i, ..block });)?
                 // SAFETY: the strides are those of views of a's, b's and the fresh target's buffers, so every element
                 // lies within them; products of different batches write different elements.
-                unsafe { $kernel::<$T>(m, n, k, left, right, to $(, &$after)?) }
+                unsafe { $kernel::<$T>(m, n, k, left, right, to $(, share(i), &$after)?) }
             };
-            if count == 1 || m.saturating_mul(n).saturating_mul(k) > LARGE {
-                (0..count).for_each(one);
+            if alone {
+                pool::parallel(count.div_ceil(run), &|at| (at * run..count.min((at + 1) * run)).for_each(&one));
             } else {
-                pool::parallel(count, &one);
+                (0..count).for_each(&one);
             }
         }};
     }

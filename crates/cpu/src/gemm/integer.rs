@@ -1,6 +1,6 @@
 //! Integers: sums are exact modulo the word, so they have no order to keep and need no packing.
 
-use super::{Mat, MatMut, PARALLEL_WORK, Product};
+use super::{Mat, MatMut, PARALLEL_WORK, Product, Share};
 use crate::pool;
 
 /// C = A B for integers, modulo 2 to the number of bits.
@@ -8,7 +8,7 @@ use crate::pool;
 /// # Safety
 /// As for [`gemm`](super::gemm).
 pub unsafe fn gemm_int<T: GemmInt>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
-    let mut p = Product { m, n, k, a, b, c };
+    let mut p = Product { m, n, k, a, b, c, share: Share::WHOLE };
     if p.c.cs != 1 && p.c.rs == 1 {
         p = p.swapped();
     }

@@ -5,6 +5,7 @@ use super::chains::chains_body;
 use super::direct::direct_body;
 use super::rows::rows_body;
 use super::scalar::{Compute, Source};
+use std::mem::MaybeUninit;
 
 /// Part of one operand to pack.
 pub(super) struct Strip<T> {
@@ -21,6 +22,9 @@ pub(super) trait Kernel<T: Compute>: 'static {
     const MR: usize;
     const NR: usize;
 
+    /// Fetches lines of 64 bytes into L2; the memory need not be valid.
+    fn fetch(at: *const u8, lines: usize);
+
     /// Computes one tile of C.
     ///
     /// # Safety
@@ -30,6 +34,12 @@ pub(super) trait Kernel<T: Compute>: 'static {
     /// # Safety
     /// The strip is readable and `to` has room for width · kc.
     unsafe fn pack(strip: Strip<T>, width: usize, to: *mut T);
+
+    /// As `pack`, of numbers that are widened on the way.
+    ///
+    /// # Safety
+    /// As for `pack`.
+    unsafe fn widen<S: Source<T>>(strip: Strip<S>, width: usize, to: *mut T);
 
     /// `sums[i][..w] += a[k][i] * b[k][..w]` for k ascending; rows of `sums` are `width` apart.
     ///
@@ -78,6 +88,8 @@ pub(super) trait Vector: Copy {
     }
     /// Fetches the line of an address that need not be valid.
     fn ahead(at: *const Self::T);
+    /// As `ahead`, into L2.
+    fn later(at: *const u8);
     /// Packs as much of K as comes in whole blocks from lines contiguous along K, and returns how much that is.
     unsafe fn transpose(strip: &Strip<Self::T>, width: usize, to: *mut Self::T) -> usize;
 }
@@ -251,6 +263,48 @@ pub(super) unsafe fn pack_body<V: Vector>(strip: Strip<V::T>, width: usize, to: 
     }
 }
 
+/// # Safety
+/// As for `Kernel::widen`.
+#[inline(always)]
+pub(super) unsafe fn widen_body<V: Vector, S: Source<V::T>>(strip: Strip<S>, width: usize, to: *mut V::T) {
+    let Strip { from, ls, ks, lines, kc } = strip;
+    // SAFETY: the caller's promise; lines ≤ width ≤ MAX_WIDTH, and the stage holds STAGED steps of them.
+    unsafe {
+        if ks == 1 && ls != 1 {
+            // Widened a few steps at a time, so that they are still in L1 when they are transposed.
+            let mut stage = [const { MaybeUninit::<V::T>::uninit() }; STAGED * MAX_WIDTH];
+            let stage = stage.as_mut_ptr().cast::<V::T>();
+            for k in (0..kc).step_by(STAGED) {
+                let steps = STAGED.min(kc - k);
+                for line in 0..lines {
+                    let from = from.offset(line as isize * ls).add(k);
+                    V::ahead(from.wrapping_add(STAGED).cast());
+                    S::widen_line(from, steps, stage.add(line * STAGED));
+                }
+                let part = Strip { from: stage.cast_const(), ls: STAGED as isize, ks: 1, lines, kc: steps };
+                pack_body::<V>(part, width, to.add(k * width));
+            }
+            return;
+        }
+        for k in 0..kc {
+            let (from, to) = (from.offset(k as isize * ks), to.add(k * width));
+            if ls == 1 {
+                V::ahead(from.wrapping_offset(2 * AHEAD * ks).cast());
+                if lines == 32 { S::widen_line(from, 32, to) } else { S::widen_line(from, lines, to) }
+            } else {
+                for l in 0..lines {
+                    *to.add(l) = S::widen(*from.offset(l as isize * ls));
+                }
+            }
+            to.add(lines).write_bytes(0, width - lines);
+        }
+    }
+}
+
+/// Steps of K that are widened at a time, and the most lines that a strip has.
+const STAGED: usize = 64;
+const MAX_WIDTH: usize = 32;
+
 /// Copies W neighbours a step; fetches ahead, since the rows they come from are far apart.
 ///
 /// # Safety
@@ -274,6 +328,11 @@ macro_rules! kernels {
             const MR: usize = $mr;
             const NR: usize = 2 * <$v as Vector>::LANES;
 
+            #[inline(always)]
+            fn fetch(at: *const u8, lines: usize) {
+                (0..lines).for_each(|line| <$v>::later(at.wrapping_add(64 * line)));
+            }
+
             $(#[target_feature(enable = $feature)])?
             unsafe fn tile(t: Tile<$t>) {
                 // SAFETY: the caller's promise.
@@ -284,6 +343,12 @@ macro_rules! kernels {
             unsafe fn pack(strip: Strip<$t>, width: usize, to: *mut $t) {
                 // SAFETY: the caller's promise.
                 unsafe { pack_body::<$v>(strip, width, to) }
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn widen<S: Source<$t>>(strip: Strip<S>, width: usize, to: *mut $t) {
+                // SAFETY: the caller's promise.
+                unsafe { widen_body::<$v, S>(strip, width, to) }
             }
 
             $(#[target_feature(enable = $feature)])?
@@ -379,6 +444,9 @@ impl<T: Compute> Vector for Lanes<T> {
 
     #[inline(always)]
     fn ahead(_: *const T) {}
+
+    #[inline(always)]
+    fn later(_: *const u8) {}
 
     #[inline(always)]
     unsafe fn transpose(_: &Strip<T>, _: usize, _: *mut T) -> usize {

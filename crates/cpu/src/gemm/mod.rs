@@ -70,13 +70,15 @@ pub struct MatMut<T> {
 /// neither input, and nobody else accesses them meanwhile.
 pub unsafe fn gemm<T: GemmScalar>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { T::run(isa(), Product { m, n, k, a, b, c }, &|_| ()) }
+    unsafe { T::run(isa(), Product { m, n, k, a, b, c, share: Share::WHOLE }, &|_| ()) }
 }
 
 /// As [`gemm`], and calls `after` once for each block of C as soon as that is complete, on the thread that computed it.
+/// Where it is one of a batch, `share` says so.
 ///
 /// # Safety
 /// As for [`gemm`]; `after` may read and write its own block of C.
+#[allow(clippy::too_many_arguments)]
 pub unsafe fn gemm_then<T: GemmScalar>(
     m: usize,
     n: usize,
@@ -84,11 +86,33 @@ pub unsafe fn gemm_then<T: GemmScalar>(
     a: Mat<T>,
     b: Mat<T>,
     c: MatMut<T>,
+    share: Share,
     after: After<'_>,
 ) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { T::run(isa(), Product { m, n, k, a, b, c }, after) }
+    unsafe { T::run(isa(), Product { m, n, k, a, b, c, share }, after) }
 }
+
+/// What a product of a batch knows of the others.
+#[derive(Clone, Copy, Debug)]
+pub struct Share {
+    /// Others run on the other threads, so this one stays on its own.
+    pub alone: bool,
+    /// What this thread's next product reads all over, to be fetched meanwhile. It need not be valid.
+    pub next: *const u8,
+    /// How many bytes that is.
+    pub bytes: usize,
+}
+
+impl Share {
+    /// A product that is no part of a batch.
+    pub const WHOLE: Share = Share { alone: false, next: std::ptr::null(), bytes: 0 };
+}
+
+// SAFETY: the address is never read through.
+unsafe impl Sync for Share {}
+// SAFETY: as above.
+unsafe impl Send for Share {}
 
 /// What is called for each complete block of C. Blocks cover C and do not overlap.
 pub type After<'a> = &'a (dyn Fn(Block) + Sync);
@@ -179,6 +203,7 @@ struct Product<S, T> {
     a: Mat<S>,
     b: Mat<S>,
     c: MatMut<T>,
+    share: Share,
 }
 
 impl<S, T> Clone for Product<S, T> {
@@ -191,8 +216,8 @@ impl<S, T> Copy for Product<S, T> {}
 impl<S, T> Product<S, T> {
     /// The same product as seen from the transposed C.
     fn swapped(self) -> Self {
-        let Product { m, n, k, a, b, c } = self;
-        Product { m: n, n: m, k, a: b.swapped(), b: a.swapped(), c: c.swapped() }
+        let Product { m, n, k, a, b, c, share } = self;
+        Product { m: n, n: m, k, a: b.swapped(), b: a.swapped(), c: c.swapped(), share }
     }
 
     fn work(&self) -> usize {
@@ -202,7 +227,7 @@ impl<S, T> Product<S, T> {
     /// Worth splitting. Thin products count what they read: they wait for memory.
     fn wide(&self) -> bool {
         let read = (self.m.saturating_add(self.n)).saturating_mul(self.k);
-        self.work().max(read.saturating_mul(4)) >= PARALLEL_WORK
+        !self.share.alone && self.work().max(read.saturating_mul(4)) >= PARALLEL_WORK
     }
 }
 

@@ -5,7 +5,7 @@
 use super::kernel::{Kernel, MAX_TILE, Strip, Tile};
 use super::parted::{MOST, parted};
 use super::scalar::{Compute, Source};
-use super::scratch::{OWN, SHARED, STAGE, Shared, with_scratch};
+use super::scratch::{OWN, SHARED, Shared, with_scratch};
 use super::{After, Block, Mat, MatMut, PANEL, Product, panels, put};
 use crate::pool;
 use std::marker::PhantomData;
@@ -16,6 +16,8 @@ use std::ops::Range;
 const BLOCK_BYTES: usize = 1 << 20;
 /// The most that is packed once for all.
 const SHARED_BYTES: usize = 16 << 20;
+/// The most that is fetched for the next product.
+const NEXT_BYTES: usize = 256 << 10;
 /// A B of so few bytes stays in L1 as it is.
 const L1_BYTES: usize = 32 << 10;
 
@@ -48,18 +50,23 @@ struct Call<K, S, T> {
     b: Side<S>,
     a_strips: usize,
     b_strips: usize,
+    /// Lines of the next product's operand that each tile fetches.
+    lines: usize,
     kernel: PhantomData<fn(K)>,
 }
 
 impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
     fn new(p: Product<S, T>, threads: usize) -> Self {
+        let (a_strips, b_strips) = (p.m.div_ceil(K::MR), p.n.div_ceil(K::NR));
+        let few = p.share.bytes <= NEXT_BYTES;
         Call {
             p,
             threads,
             a: Side { lines: p.m, width: K::MR, ptr: p.a.ptr, ls: p.a.rs, ks: p.a.cs },
             b: Side { lines: p.n, width: K::NR, ptr: p.b.ptr, ls: p.b.cs, ks: p.b.rs },
-            a_strips: p.m.div_ceil(K::MR),
-            b_strips: p.n.div_ceil(K::NR),
+            a_strips,
+            b_strips,
+            lines: if few { p.share.bytes.div_ceil(64 * a_strips * b_strips) } else { 0 },
             kernel: PhantomData,
         }
     }
@@ -165,6 +172,10 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
             // A tile fetches a line every four steps.
             let part = kc / 4 * (64 / size_of::<T>());
             for (t, s) in columns.enumerate() {
+                if k0 == 0 && self.lines > 0 {
+                    let first = (r * self.b_strips + s) * self.lines;
+                    K::fetch(p.share.next.wrapping_add(64 * first), self.lines);
+                }
                 let soon = if t * part < K::MR * kc { next.wrapping_add(t * part) } else { a };
                 let j = s * K::NR;
                 let (b, bks) = match S::plain(p.b.at(k0, j)) {
@@ -269,25 +280,8 @@ unsafe fn pack<K: Kernel<T>, S: Source<T>, T: Compute>(
         let from = side.ptr.offset(first as isize * ls + k0 as isize * ks);
         if let Some(from) = S::plain(from) {
             K::pack(Strip { from, ls, ks, lines, kc }, width, to);
-        } else if ks == 1 && kc > 1 {
-            with_scratch(&STAGE, lines * kc, |stage: *mut T| {
-                for line in 0..lines {
-                    S::widen_line(from.offset(line as isize * ls), kc, stage.add(line * kc));
-                }
-                K::pack(Strip { from: stage.cast_const(), ls: kc as isize, ks: 1, lines, kc }, width, to);
-            });
         } else {
-            for k in 0..kc {
-                let (line, out) = (from.offset(k as isize * ks), to.add(k * width));
-                if ls == 1 {
-                    S::widen_line(line, lines, out);
-                } else {
-                    for l in 0..lines {
-                        *out.add(l) = S::widen(*line.offset(l as isize * ls));
-                    }
-                }
-                out.add(lines).write_bytes(0, width - lines);
-            }
+            K::widen(Strip { from, ls, ks, lines, kc }, width, to);
         }
     }
 }

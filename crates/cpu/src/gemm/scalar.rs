@@ -35,9 +35,7 @@ pub trait Source<T>: Copy + Send + Sync + 'static {
 /// A type to round to.
 pub trait Narrow: Copy + Send + Sync + 'static {
     fn narrow(x: f32) -> Self;
-    /// # Safety
-    /// n are readable at `from` and writable at `to`.
-    unsafe fn narrow_line(from: *const f32, n: usize, to: *mut Self);
+    fn narrow_line(from: &[f32], to: &mut [Self]);
 }
 
 macro_rules! floats {
@@ -85,6 +83,7 @@ macro_rules! floats {
                 self
             }
 
+            #[inline(always)]
             unsafe fn widen_line(from: *const Self, n: usize, to: *mut $t) {
                 // SAFETY: the caller's promise.
                 unsafe { to.copy_from_nonoverlapping(from, n) }

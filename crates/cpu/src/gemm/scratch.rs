@@ -8,7 +8,6 @@ use std::thread::LocalKey;
 thread_local! {
     pub(super) static SHARED: Cell<Option<Buffer>> = const { Cell::new(None) };
     pub(super) static OWN: Cell<Option<Buffer>> = const { Cell::new(None) };
-    pub(super) static STAGE: Cell<Option<Buffer>> = const { Cell::new(None) };
     pub(super) static SUMMED: Cell<Option<Buffer>> = const { Cell::new(None) };
 }
 

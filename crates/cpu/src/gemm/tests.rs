@@ -139,6 +139,7 @@ fn check<T: Number>(isa: Isa, (m, n, k): (usize, usize, usize), layouts: [Layout
         a: Mat { ptr: a.as_ptr().wrapping_offset(a_at), rs: a_rs, cs: a_cs },
         b: Mat { ptr: b.as_ptr().wrapping_offset(b_at), rs: b_rs, cs: b_cs },
         c: MatMut { ptr: c.as_mut_ptr().wrapping_offset(c_at), rs: c_rs, cs: c_cs },
+        share: Share::WHOLE,
     };
     // SAFETY: `lay` gives strides that stay in the memory, and callers no overlapping layout for C.
     unsafe { T::run(isa, product) };
@@ -337,8 +338,10 @@ fn blocks_cover_the_result() {
                 };
                 let a = Mat { ptr: a.as_ptr(), rs: k as isize, cs: 1 };
                 let b = Mat { ptr: b.as_ptr(), rs: n as isize, cs: 1 };
+                // What is next is only fetched, so it may be anywhere.
+                let nowhere = Share { alone: threads == 2, next: std::ptr::dangling(), bytes: 5000 };
                 // SAFETY: the vectors have m · k, k · n and m · n.
-                unsafe { gemm_then(m, n, k, a, b, c, &after) };
+                unsafe { gemm_then(m, n, k, a, b, c, nowhere, &after) };
                 assert!(seen.into_inner().unwrap().iter().all(|&times| times == 1), "{m}x{n}x{k}");
             }
         }

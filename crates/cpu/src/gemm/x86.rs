@@ -3,7 +3,7 @@
 use super::Product;
 use super::chains::chains_body;
 use super::direct::direct_body;
-use super::kernel::{Kernel, Strip, Tile, Vector, kernels, pack_body, tile_body};
+use super::kernel::{Kernel, Strip, Tile, Vector, kernels, pack_body, tile_body, widen_body};
 use super::rows::rows_body;
 use super::scalar::Source;
 use super::wide::{Sums, sums_f32, sums_f64};
@@ -81,6 +81,12 @@ macro_rules! vectors {
             fn ahead(at: *const $t) {
                 // SAFETY: a prefetch reads nothing, and every x86-64 has it.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+            }
+
+            #[inline(always)]
+            fn later(at: *const u8) {
+                // SAFETY: as above.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
             }
 
             #[inline(always)]
