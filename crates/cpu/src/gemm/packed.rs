@@ -18,12 +18,26 @@ const BLOCK_BYTES: usize = 1 << 20;
 const SHARED_BYTES: usize = 16 << 20;
 /// The most that is fetched for the next product.
 const NEXT_BYTES: usize = 256 << 10;
+/// Columns of B that are few beside many rows of A.
+const FEW: usize = 128;
 /// A B of so few bytes stays in L1 as it is.
 const L1_BYTES: usize = 32 << 10;
 
 /// # Safety
 /// As for `route`.
 pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+    // Columns of A that are neighbours are copied faster by the width of B's strips, and few of B are no loss as rows.
+    if p.a.rs == 1 && p.a.cs != 1 && p.n <= FEW && p.m >= 4 * p.n {
+        // SAFETY: the caller's promise.
+        return unsafe { cut_up::<K, S, T>(p.swapped(), &|block| after(block.swapped())) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { cut_up::<K, S, T>(p, after) }
+}
+
+/// # Safety
+/// As for `route`.
+unsafe fn cut_up<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
     let threads = if p.wide() { pool::threads().min(MOST) } else { 1 };
     let step = PANEL.min(p.k) * size_of::<T>();
     let (most_rows, block) = (SHARED_BYTES / (K::MR * step) * K::MR, (BLOCK_BYTES / (K::NR * step)).max(1));
@@ -298,9 +312,19 @@ unsafe fn tile<K: Kernel<T>, T: Compute>(t: Tile<T>, ccs: isize) {
     let mut local = [const { MaybeUninit::<T>::uninit() }; MAX_TILE];
     let local = local.as_mut_ptr().cast::<T>();
     let Tile { rows, cols, c, crs, add, .. } = t;
-    // SAFETY: the local tile has room for MR × NR, of which rows × cols are written and then read.
+    // SAFETY: the local tiles have room for MR × NR, of which rows × cols are written and then read.
     unsafe {
         K::tile(Tile { c: local, crs: K::NR as isize, add: false, ..t });
+        if crs == 1 {
+            let mut flipped = [const { MaybeUninit::<T>::uninit() }; MAX_TILE];
+            let flipped = flipped.as_mut_ptr().cast::<T>();
+            let strip = Strip { from: local.cast_const(), ls: K::NR as isize, ks: 1, lines: rows, kc: cols };
+            K::pack(strip, K::MR, flipped);
+            for j in 0..cols {
+                put(c.offset(j as isize * ccs), 1, flipped.add(j * K::MR), rows, add);
+            }
+            return;
+        }
         for r in 0..rows {
             put(c.offset(r as isize * crs), ccs, local.add(r * K::NR), cols, add);
         }

@@ -232,7 +232,7 @@ fn layouts_int() {
 fn panel_edges() {
     for isa in isas() {
         for k in [511, 512, 513, 1024, 1025, 1100, 1537] {
-            for (m, n) in [(1, 1), (2, 3), (1, 40), (40, 2), (13, 35), (30, 6)] {
+            for (m, n) in [(1, 1), (2, 3), (1, 40), (40, 2), (13, 35), (30, 6), (141, 33)] {
                 for a in [Layout::Rows, Layout::Columns, Layout::Spread] {
                     for b in [Layout::Rows, Layout::Columns, Layout::Spread] {
                         check::<f32>(isa, (m, n, k), [a, b, Layout::Rows]);
