@@ -54,6 +54,16 @@ impl Geometry {
         self.axes.iter().all(|a| a.kernel == 1 && a.stride == 1 && a.low == 0 && a.x == a.y)
     }
 
+    /// The convolution of y with the reversed kernel that gives x, where there are no strides.
+    pub fn mirror(&self) -> Option<Geometry> {
+        let mut axes = self.axes;
+        for axis in &mut axes {
+            let low = ((axis.kernel - 1) * axis.dilation).checked_sub(axis.low)?;
+            *axis = Axis { x: axis.y, y: axis.x, low, ..*axis };
+        }
+        axes.iter().all(|axis| axis.stride == 1).then_some(Geometry { axes, lead: self.lead })
+    }
+
     /// Extent of x along the slowest axis.
     pub fn lead(&self) -> usize {
         self.axes[self.lead].x
@@ -90,7 +100,15 @@ impl Geometry {
         to: &mut [T],
     ) {
         let row = self.seen(tap);
-        let step = self.axes[2].stride as isize * strides[2];
+        let [a, b, c] = self.axes;
+        // Lines as long as x's that follow each other: one run, but for what is padding at the ends of lines.
+        let flat =
+            strides[1] == c.x as isize && strides[2] == 1 && c.y == c.x && c.stride == 1 && b.stride == 1;
+        if flat && a.x == 1 && a.y == 1 {
+            // SAFETY: the caller's promise.
+            return unsafe { self.shift(&row, from, x, to) };
+        }
+        let step = c.stride as isize * strides[2];
         let run = self.axes[2].start(row.tap) * strides[2];
         self.runs(row.outer, from..from + to.len(), |at, outer, first, count| {
             let to = &mut to[at..at + count];
@@ -104,6 +122,36 @@ impl Geometry {
             // SAFETY: `inside` are the places whose x is inside, and the caller's promise.
             unsafe { copy(x.wrapping_offset(offset), step, &mut to[lo..hi]) };
         });
+    }
+
+    /// What `gather` does in one plane of contiguous lines, which are as long as those of y.
+    ///
+    /// # Safety
+    /// As for `gather`.
+    unsafe fn shift<T: Real>(&self, row: &Seen, from: usize, x: *const T, to: &mut [T]) {
+        let [a, b, c] = self.axes;
+        let [plane, line] = row.outer;
+        let seen = if a.meets(0, plane).is_some() { b.inside(line) } else { 0..0 };
+        let shift = b.start(line) * c.x as isize + c.start(row.tap);
+        // The places of y whose line is seen, less those that would be before or after all of x.
+        let first = (seen.start * c.y).max((-shift).max(0) as usize);
+        let end = (seen.end * c.y).min((self.places() as isize - shift).max(0) as usize);
+        let lo = first.clamp(from, from + to.len()) - from;
+        let hi = end.clamp(from + lo, from + to.len()) - from;
+        to[..lo].fill(T::default());
+        to[hi..].fill(T::default());
+        if lo == hi {
+            return;
+        }
+        // SAFETY: place p sees p + shift, which is in x for these.
+        unsafe { copy(x.wrapping_offset((from + lo) as isize + shift), 1, &mut to[lo..hi]) };
+        for start in (from / c.y * c.y..from + to.len()).step_by(c.y) {
+            for p in (start..start + row.inside.start).chain(start + row.inside.end..start + c.y) {
+                if (from..from + to.len()).contains(&p) {
+                    to[p - from] = T::default();
+                }
+            }
+        }
     }
 
     /// Calls `f(x, v)` for the elements of x, of which `x` is a slab that begins at place `start`, and what the places

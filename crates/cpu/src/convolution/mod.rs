@@ -19,11 +19,12 @@ use crate::host::Arg;
 use crate::pool;
 use crate::reference::order::PANEL;
 use crate::tile::Out;
+use crate::versions::versions;
 use crate::view::View;
 use geometry::Geometry;
 use kiln_device::{Error, Place};
 use kiln_ir::{Conv, ConvKind, DType, Meta, Shape};
-use std::ops::{AddAssign, Mul};
+use std::ops::{AddAssign, Mul, Range};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Whether convolutions of this type run here.
@@ -61,7 +62,7 @@ const COLUMNS: usize = 1 << 20;
 const SMALL: usize = 1 << 16;
 
 /// A type to compute in.
-trait Real: GemmScalar + AddAssign + Mul<Output = Self> {
+trait Real: GemmScalar + AddAssign + Mul<Output = Self> + PartialEq {
     const DTYPE: DType;
 }
 impl Real for f32 {
@@ -338,12 +339,9 @@ impl Plan<'_> {
                 let slab = self.geometry.slab(slab * thick, (slab + 1) * thick);
                 // SAFETY: this slab of channel `first + c` is this call's alone.
                 let x = unsafe { to.slice(plane + c * self.places + slab.start, slab.len()) };
-                x.fill(T::default());
-                for tap in 0..self.taps {
-                    // SAFETY: the row was written by the product.
-                    let row = unsafe { columns.slice((c * self.taps + tap) * len, len) };
-                    self.geometry.scatter(tap, seen.clone(), slab.start, row, x, |x, v| *x += v);
-                }
+                // SAFETY: the rows were written by the product.
+                let rows = unsafe { columns.slice(c * self.taps * len, self.taps * len) };
+                add_columns(&self.geometry, seen.clone(), slab.start, rows, x);
             });
         })
     }
@@ -463,6 +461,29 @@ unsafe fn copy<T: Copy>(from: *const T, stride: isize, to: &mut [T]) {
     for (i, x) in to.iter_mut().enumerate() {
         // SAFETY: promised by the caller.
         *x = unsafe { *from.offset(i as isize * stride) };
+    }
+}
+
+versions! {
+    /// The sums of a channel's columns, for the places `seen` of y, over a slab of x that begins at place `start`.
+    fn add_columns<T: Real>(geometry: &Geometry, seen: Range<usize>, start: usize, columns: &[T], x: &mut [T]) =
+        add_columns_body;
+}
+
+#[inline(always)]
+fn add_columns_body<T: Real>(
+    geometry: &Geometry,
+    seen: Range<usize>,
+    start: usize,
+    columns: &[T],
+    x: &mut [T],
+) {
+    x.fill(T::default());
+    if seen.is_empty() {
+        return;
+    }
+    for (tap, row) in columns.chunks(seen.len()).enumerate() {
+        geometry.scatter(tap, seen.clone(), start, row, x, |x, v| *x += v);
     }
 }
 

@@ -36,7 +36,7 @@ pub use isa::{Isa, isa};
 pub use scalar::GemmScalar;
 
 use chains::chains;
-use kernel::Kernel;
+use kernel::{Kernel, Strip};
 use packed::packed;
 use rows::rows;
 use scalar::{Compute, Source};
@@ -113,6 +113,23 @@ impl Share {
 unsafe impl Sync for Share {}
 // SAFETY: as above.
 unsafe impl Send for Share {}
+
+/// Lines side by side: `to[i * width + l]` is element i of line l, of which `strides` tells the distance of lines and of
+/// elements; 0 for lines past the last. `width` is 4, 6, 8, 12, 16 or 32.
+///
+/// # Safety
+/// `lines` ≤ `width` lines of n elements are readable, and `to` has room for width · n.
+pub(crate) unsafe fn interleave<T: GemmScalar>(
+    from: *const T,
+    [ls, ks]: [isize; 2],
+    lines: usize,
+    width: usize,
+    n: usize,
+    to: *mut T,
+) {
+    // SAFETY: the caller's promise, and `isa()` is supported here.
+    unsafe { T::pack(isa(), Strip { from, ls, ks, lines, kc: n }, width, to) }
+}
 
 /// What is called for each complete block of C. Blocks cover C and do not overlap.
 pub type After<'a> = &'a (dyn Fn(Block) + Sync);

@@ -2,7 +2,7 @@
 //! else implements them.
 
 use super::isa::Isa;
-use super::kernel::Portable;
+use super::kernel::{Kernel, Portable, Strip};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
 use super::{After, Product, route};
@@ -19,6 +19,10 @@ pub trait Compute: Copy + Default + Send + Sync + Source<Self> + 'static {
     /// As for `gemm_then`, and `isa` is supported.
     #[allow(private_interfaces)]
     unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>, after: After<'_>);
+    /// # Safety
+    /// As for `Kernel::pack`, and `isa` is supported.
+    #[allow(private_interfaces)]
+    unsafe fn pack(isa: Isa, strip: Strip<Self>, width: usize, to: *mut Self);
 }
 
 /// An operand's type, that widens to T exactly.
@@ -65,6 +69,22 @@ macro_rules! floats {
                         #[cfg(not(target_arch = "x86_64"))]
                         Isa::Avx512 | Isa::Avx2 => route::<Portable, S, Self>(p, after),
                         Isa::Interp => route::<Portable, S, Self>(p, after),
+                    }
+                }
+            }
+
+            #[allow(private_interfaces)]
+            unsafe fn pack(isa: Isa, strip: Strip<Self>, width: usize, to: *mut Self) {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    match isa {
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx512 => <x86::Avx512 as Kernel<Self>>::pack(strip, width, to),
+                        #[cfg(target_arch = "x86_64")]
+                        Isa::Avx2 => <x86::Avx2 as Kernel<Self>>::pack(strip, width, to),
+                        #[cfg(not(target_arch = "x86_64"))]
+                        Isa::Avx512 | Isa::Avx2 => Portable::pack(strip, width, to),
+                        Isa::Interp => Portable::pack(strip, width, to),
                     }
                 }
             }
