@@ -9,12 +9,13 @@ use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
 use kiln_ir::{DType, Dims, Meta, Shape, quant};
-use smallvec::SmallVec;
 
 /// Multiply-adds up to which a product of a batch is one thread's.
 const SMALL: usize = 1 << 21;
 /// The same where there are many of them.
 const LARGE: usize = 1 << 25;
+/// Multiply-adds of a whole batch below which it is the caller's alone.
+const FEW: usize = 1 << 17;
 /// Runs of products that each thread has to take, so that all end together.
 const RUNS: usize = 8;
 
@@ -46,19 +47,15 @@ pub(crate) fn dot_into(
     let flat = a.is_dense() && b.strides[..rank - 2].iter().zip(&batch[..]).all(|(&s, &d)| s == 0 || d == 1);
     let (m, batch) = if flat { (m * batch.numel(), Shape::default()) } else { (m, batch) };
     let count = batch.numel();
-    let steps = |x: &View| -> SmallVec<[isize; 16]> {
-        let outer = View {
-            shape: batch,
-            strides: Dims::collect(x.strides[..batch.len()].iter().copied()),
-            ..x.clone()
-        };
-        let mut offsets = SmallVec::with_capacity(count);
-        outer.walk().runs(0, count, |_, offset, n, stride| {
-            offsets.extend((0..n as isize).map(|i| offset + i * stride))
-        });
-        offsets
+    // Where a matrix of the batch begins.
+    let at = |x: &View, i: usize| {
+        let (mut offset, mut rest) = (0, i);
+        for (&extent, &stride) in batch[..].iter().zip(&x.strides[..batch.len()]).rev() {
+            offset += (rest % extent) as isize * stride;
+            rest /= extent;
+        }
+        offset
     };
-    let (a_at, b_at) = (steps(&a), steps(&b));
     // Products of a run follow each other on one thread, so that each can fetch what the next one needs.
     let work = m.saturating_mul(n).saturating_mul(k);
     let alone = count > 1 && (work <= SMALL || work <= LARGE && count >= RUNS * pool::threads());
@@ -66,30 +63,28 @@ pub(crate) fn dot_into(
     let columns = (b.strides[rank - 2], b.strides[rank - 1]);
     let dense = columns == (n as isize, 1) || columns == (1, k as isize);
     let share = |i: usize| {
-        let size = out.dtype.size();
-        match b_at.get(i + 1) {
-            Some(&at) if alone && dense && (i + 1) % run > 0 => Share {
-                alone,
-                next: b.address().wrapping_offset(at * size as isize).cast_const(),
-                bytes: n * k * size,
-            },
-            _ => Share { alone, ..Share::WHOLE },
+        let next = i + 1;
+        if !alone || !dense || next == count || next % run == 0 {
+            return Share { alone, ..Share::WHOLE };
         }
+        let size = out.dtype.size();
+        let from = b.address().wrapping_offset(at(&b, next) * size as isize);
+        Share { alone, next: from.cast_const(), bytes: n * k * size }
     };
     macro_rules! products {
         ($kernel:ident $T:ty $(, $after:ident)?) => {{
             let (pa, pb, pc) = (Base(a.ptr::<$T>()), Base(b.ptr::<$T>()), Base(target.ptr::<$T>()));
             let one = |i: usize| {
                 let (pa, pb, pc) = (pa, pb, pc);
-                let left = Mat { ptr: pa.0.wrapping_offset(a_at[i]).cast_const(), rs: a.strides[rank - 2], cs: a.strides[rank - 1] };
-                let right = Mat { ptr: pb.0.wrapping_offset(b_at[i]).cast_const(), rs: b.strides[rank - 2], cs: b.strides[rank - 1] };
+                let left = Mat { ptr: pa.0.wrapping_offset(at(&a, i)).cast_const(), rs: a.strides[rank - 2], cs: a.strides[rank - 1] };
+                let right = Mat { ptr: pb.0.wrapping_offset(at(&b, i)).cast_const(), rs: b.strides[rank - 2], cs: b.strides[rank - 1] };
                 let to = MatMut { ptr: pc.0.wrapping_add(i * m * n), rs: n as isize, cs: 1 };
                 $(let $after = |block: Block| after(Block { i: i * m + block.i, ..block });)?
                 // SAFETY: the strides are those of views of a's, b's and the fresh target's buffers, so every element
                 // lies within them; products of different batches write different elements.
                 unsafe { $kernel::<$T>(m, n, k, left, right, to $(, share(i), &$after)?) }
             };
-            if alone {
+            if alone && work.saturating_mul(count) >= FEW {
                 pool::parallel(count.div_ceil(run), &|at| (at * run..count.min((at + 1) * run)).for_each(&one));
             } else {
                 (0..count).for_each(&one);
