@@ -96,6 +96,8 @@ fn job(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
         }
     }
     let mut failed: Option<(usize, String, Instant)> = None;
+    // Whether that one was killed, and whether ranks were told to end.
+    let (mut killed, mut asked) = (false, false);
     let mut stopped: Option<(i32, Instant)> = None;
     let grace = Duration::try_from_secs_f64(args.grace)?;
     loop {
@@ -104,8 +106,12 @@ fn job(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
                 && let Some(status) = r.child.try_wait()?
             {
                 r.ended = Some(status);
-                if !status.success() && failed.is_none() && stopped.is_none() {
-                    failed = Some((rank, reason(status), Instant::now()));
+                // A rank that was killed is the cause; others may have ended with an error of theirs before it is seen.
+                let cause = failed.is_none() || status.signal().is_some() && !killed && !asked;
+                if !status.success() && stopped.is_none() && cause {
+                    killed = status.signal().is_some();
+                    let since = failed.map_or_else(Instant::now, |(_, _, since)| since);
+                    failed = Some((rank, reason(status), since));
                 }
             }
         }
@@ -119,6 +125,7 @@ fn job(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
         }
         // Survivors learn of the loss by themselves; who does not is asked, then ended.
         let since = failed.as_ref().map(|f| f.2).or(stopped.map(|s| s.1));
+        asked |= since.is_some_and(|at| at.elapsed() > grace);
         match since.map(|at| at.elapsed()) {
             Some(waited) if waited > 2 * grace => end(&mut ranks, libc::SIGKILL),
             Some(waited) if waited > grace => end(&mut ranks, libc::SIGTERM),
