@@ -193,8 +193,25 @@ fn cuts_at_random_bytes_change_no_bit() {
 }
 
 #[test]
+fn a_damaged_length_does_not_hold_the_connection() {
+    let server = Serving::start(Options { heartbeat: BEAT, ..Options::default() });
+    let proxy = Proxy::start(server.address());
+    for way in [Way::Up, Way::Down] {
+        let remote = open(&proxy.url(""), PATIENCE).unwrap();
+        let seen = proxy.counts();
+        // 256 more than there are: heartbeats would fill them in a minute.
+        proxy.arm(way, At::Byte(seen.bytes[way as usize] + 2), What::Flip(0));
+        trains(&remote, &format!("{way:?}"));
+        let stats = remote.stats();
+        assert_eq!(proxy.counts().flips, seen.flips + 1, "{way:?}");
+        assert!(stats.resumed + stats.replayed >= 1, "{way:?}: {stats:?}");
+    }
+}
+
+#[test]
 fn flipped_bits_never_become_wrong_numbers() {
-    let (_server, proxy) = pair();
+    let server = Serving::start(Options { heartbeat: BEAT, ..Options::default() });
+    let proxy = Proxy::start(server.address());
     let remote = open(&proxy.url(""), PATIENCE).unwrap();
     trains(&remote, "to know how long it is");
     let [up, down] = proxy.counts().bytes;

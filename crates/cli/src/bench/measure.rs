@@ -90,7 +90,8 @@ mod tests {
 
     #[test]
     fn calls_are_counted_and_bytes_are_those_of_inputs_and_results() {
-        let device = Device::cpu();
+        // Its own, for its counters.
+        let device = Device::wrap("measured", std::sync::Arc::new(Cpu::start())).unwrap();
         let x = Tensor::randn([100], &device);
         let mut calls = 0;
         let mut work = Work::moving([x.clone()], |[x]| vec![x + 1.0, x.sum(())]);

@@ -171,12 +171,14 @@ async fn receive(
                 Err(e) => return End::Broken(e.to_string()),
             }
         }
+        if decoder.heard() {
+            *heard.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
+        }
         shared.settle();
         shared.room.notify_all();
         if let Err(e) = read(&mut reader, &mut decoder).await {
             return End::Broken(e.to_string());
         }
-        *heard.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
     }
 }
 

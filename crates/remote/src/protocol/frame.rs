@@ -11,6 +11,8 @@ pub const HEAD: usize = 17;
 /// The longest payload.
 pub const MOST: usize = 1 << 20;
 
+/// Bytes of an unfinished frame that are a sign of life.
+const ALIVE: usize = 4 << 10;
 /// Bytes that are asked of a stream at least.
 const READ: usize = 64 << 10;
 
@@ -46,6 +48,9 @@ pub struct Decoder {
     /// Bytes before `start` were given out, bytes from `end` on are room.
     start: usize,
     end: usize,
+    /// Bytes that came, and whether a frame was whole, since [`Decoder::heard`] was last true.
+    came: usize,
+    whole: bool,
 }
 
 impl Decoder {
@@ -74,12 +79,24 @@ impl Decoder {
     /// The first `count` bytes of the room have been filled.
     pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.buffer.len());
+        self.came += count;
     }
 
     /// Appends bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.filled(bytes.len());
+    }
+
+    /// Whether the peer was heard since this was last true: a whole frame came, or a good part of a long one. A length
+    /// that was damaged on the way makes one frame of many; the few bytes that an idle peer sends do not end it, and
+    /// must not keep the connection.
+    pub fn heard(&mut self) -> bool {
+        let heard = self.whole || self.came >= ALIVE;
+        if heard {
+            (self.came, self.whole) = (0, false);
+        }
+        heard
     }
 
     /// How many bytes are missing for the next frame, as far as is known; 0 if it is complete.
@@ -105,6 +122,7 @@ impl Decoder {
         if crc32fast::hash(&held[8..HEAD + len]) != word(&held[4..]) {
             return Err(ProtocolError::Checksum);
         }
+        self.whole = true;
         let from = self.start;
         self.start += HEAD + len;
         let frame = &self.buffer[from..self.start];
@@ -168,5 +186,21 @@ mod tests {
             assert!(matches!(decoder.next(), Err(ProtocolError::TooLong { .. })), "{len}");
             assert!(decoder.buffer.len() < 64);
         }
+    }
+
+    #[test]
+    fn a_trickle_after_a_wrong_length_is_no_sign_of_life() {
+        let mut decoder = Decoder::default();
+        decoder.feed(&frame(1, 7, b"all well"));
+        assert!(decoder.next().unwrap().is_some() && decoder.heard() && !decoder.heard());
+        let mut damaged = frame(2, 7, b"longer than it is");
+        damaged[1] ^= 64;
+        decoder.feed(&damaged);
+        for seq in 3..20 {
+            decoder.feed(&frame(seq, 7, b"still here"));
+            assert!(decoder.next().unwrap().is_none() && !decoder.heard());
+        }
+        decoder.feed(&[0; ALIVE]);
+        assert!(decoder.heard(), "a long frame comes in pieces");
     }
 }

@@ -337,6 +337,7 @@ impl Server {
     ) -> String {
         // A client speaks at least once in a heartbeat; three silent ones and it is taken for gone.
         let patience = 3 * self.registry.config().heartbeat;
+        let mut heard = tokio::time::Instant::now();
         loop {
             loop {
                 // An older connection takes nothing in once a newer one has the session.
@@ -362,8 +363,11 @@ impl Server {
             self.obey(client);
             self.schedule.offer(client);
             client.news.notify_one();
+            if decoder.heard() {
+                heard = tokio::time::Instant::now();
+            }
             let room = decoder.next_room();
-            match tokio::time::timeout(patience, reader.read(room)).await {
+            match tokio::time::timeout_at(heard + patience, reader.read(room)).await {
                 Err(_) => return format!("silent for {patience:?}"),
                 Ok(Ok(0)) => return "the connection ended".into(),
                 Ok(Ok(n)) => decoder.filled(n),
