@@ -64,7 +64,7 @@ pub(crate) fn dot_into(
     let dense = columns == (n as isize, 1) || columns == (1, k as isize);
     let share = |i: usize| {
         let next = i + 1;
-        if !alone || !dense || next == count || next % run == 0 {
+        if !alone || !dense || next == count || next.is_multiple_of(run) {
             return Share { alone, ..Share::WHOLE };
         }
         let size = out.dtype.size();
