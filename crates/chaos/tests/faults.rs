@@ -194,9 +194,9 @@ fn cuts_at_random_bytes_change_no_bit() {
 
 #[test]
 fn a_damaged_length_does_not_hold_the_connection() {
-    let server = Serving::start(Options { heartbeat: BEAT, ..Options::default() });
-    let proxy = Proxy::start(server.address());
     for way in [Way::Up, Way::Down] {
+        let server = Serving::start(Options { heartbeat: BEAT, ..Options::default() });
+        let proxy = Proxy::start(server.address());
         let remote = open(&proxy.url(""), PATIENCE).unwrap();
         let seen = proxy.counts();
         // 256 more than there are: heartbeats would fill them in a minute.

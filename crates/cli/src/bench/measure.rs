@@ -97,7 +97,7 @@ mod tests {
         let mut work = Work::moving([x.clone()], |[x]| vec![x + 1.0, x.sum(())]);
         let times = measure(&device, &mut work, 0.0).unwrap();
         assert_eq!((times.calls, times.bytes), (LEAST, Some(400 + 400 + 4)));
-        assert_eq!(times.moved, Some(400 + 400 + 4));
+        assert_eq!(times.moved, Some(400 + 400 + 400 + 4), "two kernels read x");
         assert!(times.min <= times.median && times.min > 0.0);
         let mut work = Work::new(move || {
             calls += 1;
