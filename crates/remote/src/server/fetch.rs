@@ -12,19 +12,28 @@ use crate::protocol::link::Out;
 use crate::protocol::message::{self, Capability, Message, kind};
 use crate::transport::{self, Gather, Stream};
 use kiln_device::{Data, Error};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-/// Fetches that run at once; the others wait for their turn.
-pub const MOST_FETCHES: usize = 16;
+/// Fetches of a session that run at once; the others wait for their turn.
+const MOST_FETCHES: usize = 16;
 /// Fetches of others that are served at once.
 pub const MOST_GIVEN: usize = 512;
 /// How long connecting may take.
 const CONNECT: Duration = Duration::from_secs(5);
 /// Broken connections in a row, without a byte of progress, after which a fetch is given up.
 const MOST_FAILURES: u32 = 3;
+
+/// The fetches of a session. They run in the order of its stream: what the first one waits for never waits for a later
+/// one, nor for another session's turn, so that no circle of servers stands still.
+#[derive(Default)]
+pub struct Fetches {
+    running: usize,
+    waiting: VecDeque<Fetch>,
+}
 
 /// Why a fetch did not come to its end.
 enum Stop {
@@ -48,7 +57,16 @@ impl Server {
             let (server, client) = (self.clone(), client.clone());
             match order {
                 Order::Announce(capability) => self.registry.moves().announce(client.number, capability),
-                Order::Fetch(fetch) => drop(tokio::spawn(server.fetch(client, fetch))),
+                Order::Fetch(fetch) => {
+                    let mut fetches = client.fetches.lock().unwrap_or_else(|e| e.into_inner());
+                    if fetches.running < MOST_FETCHES {
+                        fetches.running += 1;
+                        drop(fetches);
+                        tokio::spawn(server.fetch_all(client, fetch));
+                    } else {
+                        fetches.waiting.push_back(fetch);
+                    }
+                }
                 Order::Recall(request, capability) => {
                     tokio::spawn(async move {
                         let unknown = Error::Peer { message: Refusal::Capability.to_string() };
@@ -70,21 +88,32 @@ impl Server {
         exposure.value().await
     }
 
+    /// Fetches values for a session one after another, as long as some wait.
+    async fn fetch_all(self: Arc<Server>, client: Arc<Client>, first: Fetch) {
+        let mut next = Some(first);
+        while let Some(fetch) = next {
+            self.fetch(&client, fetch).await;
+            let mut fetches = client.fetches.lock().unwrap_or_else(|e| e.into_inner());
+            next = fetches.waiting.pop_front();
+            fetches.running -= usize::from(next.is_none());
+        }
+    }
+
     /// Fetches a value for a session that waits for it.
-    async fn fetch(self: Arc<Server>, client: Arc<Client>, fetch: Fetch) {
+    async fn fetch(&self, client: &Arc<Client>, fetch: Fetch) {
         if fetch.meta.bytes() == 0 {
             return;
         }
         let outcome = if fetch.incarnation == self.registry.incarnation() {
-            self.fetch_here(&client, &fetch).await
+            self.fetch_here(client, &fetch).await
         } else {
-            self.fetch_there(&client, &fetch).await
+            self.fetch_there(client, &fetch).await
         };
         if let Err(reason) = outcome {
             client.session().fetch_lost(fetch.transfer, &reason);
         }
         client.news.notify_one();
-        self.schedule.offer(&client);
+        self.schedule.offer(client);
     }
 
     /// From another session of this server: its memory is shared, not sent.
@@ -103,7 +132,6 @@ impl Server {
 
     async fn fetch_there(&self, client: &Client, fetch: &Fetch) -> Result<(), String> {
         let address = self.registry.moves().allowed(&fetch.url)?;
-        let _turn = self.fetching.acquire().await.map_err(|e| e.to_string())?;
         let mut failures = 0;
         loop {
             let before = client.session().fetched(fetch.transfer);

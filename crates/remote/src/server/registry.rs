@@ -1,6 +1,7 @@
 //! Who may connect, and the sessions there are. Without IO: time and randomness come from outside.
 
 use super::executor::Executor;
+use super::fetch::Fetches;
 use super::moves::Moves;
 use super::session::{Quota, Session};
 use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
@@ -61,6 +62,8 @@ pub struct Client {
     pub(super) claimed: AtomicBool,
     /// Tells its connection that there is something to send, or that it is over.
     pub(super) news: tokio::sync::Notify,
+    /// What it fetches from other servers.
+    pub(super) fetches: Mutex<Fetches>,
     /// When it was opened.
     pub opened: Duration,
     moves: Arc<Moves>,
@@ -239,6 +242,7 @@ impl Registry {
             reason: Mutex::default(),
             used: AtomicU64::new(0),
             claimed: AtomicBool::new(false),
+            fetches: Mutex::default(),
             news: tokio::sync::Notify::new(),
             opened: now,
             moves: self.moves.clone(),

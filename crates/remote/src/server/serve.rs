@@ -1,6 +1,6 @@
 //! The server's connections: one port for tensors, browsers and monitors.
 
-use super::fetch::{MOST_FETCHES, MOST_GIVEN};
+use super::fetch::MOST_GIVEN;
 use super::http;
 use super::listen::Bound;
 use super::registry::{Admitted, Client, Registry};
@@ -44,7 +44,6 @@ pub struct Server {
     start: Instant,
     pub(super) log: Box<dyn Fn(Event<'_>) + Send + Sync>,
     strangers: tokio::sync::Semaphore,
-    pub(super) fetching: tokio::sync::Semaphore,
     pub(super) giving: tokio::sync::Semaphore,
     /// Wrong tokens by host, and when the last one came.
     suspects: Mutex<FxHashMap<String, (u32, Instant)>>,
@@ -95,7 +94,6 @@ impl Server {
             start: Instant::now(),
             log: Box::new(log),
             strangers: tokio::sync::Semaphore::new(MOST_STRANGERS),
-            fetching: tokio::sync::Semaphore::new(MOST_FETCHES),
             giving: tokio::sync::Semaphore::new(MOST_GIVEN),
             suspects: Mutex::default(),
             hearing: tokio::sync::Mutex::new(()),
