@@ -34,11 +34,11 @@ mod tests {
 
     #[test]
     fn what_was_there_for_a_moment_is_seen() {
-        // Other tests come and go in this process, so one look may see less.
+        // Other tests come and go in this process, so one look may see less; the system counts in batches.
         let seen = |_| {
             let Some(growth) = Growth::start() else { return true };
             drop(std::hint::black_box(vec![1u8; 64 << 20]));
-            growth.end().unwrap() >= 64 << 20
+            growth.end().unwrap() >= 60 << 20
         };
         assert!((0..10).any(seen));
     }
