@@ -131,7 +131,9 @@ pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(t: Tile<V::T>) {
     // SAFETY: the caller's promise.
     unsafe {
         if MR == 12 && t.rows > 8 && t.cols > V::LANES {
-            fetch_c::<V>(&t);
+            if t.kc > SHORT {
+                fetch_c::<V>(&t);
+            }
             if let Some(sums) = V::sums(&t) {
                 return put_tile::<V, 12, 2>(&t, sums);
             }
@@ -226,6 +228,9 @@ unsafe fn put_tile<V: Vector, const R: usize, const H: usize>(t: &Tile<V::T>, su
         }
     }
 }
+
+/// A loop by hand of no more steps fetches C row by row on its way: all rows at once would hold it up.
+pub(super) const SHORT: usize = 128;
 
 /// Steps of K that B is fetched ahead of its use.
 const AHEAD: isize = 8;

@@ -18,6 +18,14 @@ const BLOCK_BYTES: usize = 1 << 20;
 const SHARED_BYTES: usize = 16 << 20;
 /// The most that is fetched for the next product.
 const NEXT_BYTES: usize = 256 << 10;
+/// Pieces a thread gets of a panel, and between how many multiplications they are (about 2 and 25 µs).
+const PIECES: usize = 32;
+const LEAST_PIECE: usize = 1 << 17;
+const MOST_PIECE: usize = 1 << 21;
+/// Multiplications in the time in which a number is packed.
+const PACKING: usize = 16;
+/// Columns for each thread that are worth reading all rows for.
+const APART: usize = 128;
 /// Columns of B that are few beside many rows of A.
 const FEW: usize = 128;
 /// A B of so few bytes stays in L1 as it is.
@@ -41,9 +49,13 @@ unsafe fn cut_up<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after
     let threads = if p.wide() { pool::threads().min(MOST) } else { 1 };
     let step = PANEL.min(p.k) * size_of::<T>();
     let (most_rows, block) = (SHARED_BYTES / (K::MR * step) * K::MR, (BLOCK_BYTES / (K::NR * step)).max(1));
-    if p.n <= p.m && p.n.div_ceil(K::NR) <= block {
+    let call = Call::<K, S, T>::new(p, threads);
+    let few_columns = p.n <= p.m && call.b_strips <= block;
+    // What one core packs and another reads travels between them; rows that are not packed do not.
+    let apart = threads > 1 && p.n >= threads * APART && !call.a_packs();
+    if few_columns && !apart {
         // SAFETY: the caller's promise.
-        return unsafe { Call::<K, S, T>::new(p, threads).by_rows(after) };
+        return unsafe { call.by_rows(after) };
     }
     for i in (0..p.m).step_by(most_rows) {
         let m = most_rows.min(p.m - i);
@@ -85,47 +97,44 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         }
     }
 
-    /// B is packed for all; tasks are some strips of A.
+    /// B is packed for all; a thread packs strips of A.
     ///
     /// # Safety
     /// As for `route`.
     unsafe fn by_rows(&self, after: After<'_>) {
         let parts = self.threads.min(self.a_strips);
-        // Tasks are short beside the whole, so that one that is held up is not waited for long.
-        let tasks = self.tasks(self.a_strips, parts, 8);
         let depth = PANEL.min(self.p.k);
+        let cuts = self.cuts(parts, self.a_strips, self.b_strips);
         with_scratch(&SHARED, self.b_strips * K::NR * depth, |shared: *mut T| {
             let shared = Shared(shared);
             for (k0, kc) in panels(self.p.k) {
                 let b_at = |s: usize| shared.get().wrapping_add(s * K::NR * kc);
                 // SAFETY: the scratch has a strip for each of B.
-                parted(parts, self.b_strips, |s| unsafe { self.b_pack(s, k0, kc, b_at(s)) });
-                parted(parts, tasks, |task| {
-                    let rows = cut(self.a_strips, tasks, task);
-                    with_scratch(&OWN, K::MR * kc, |own: *mut T| {
-                        for r in rows.clone() {
-                            // SAFETY: own has room for one strip; all of B's are packed.
-                            unsafe {
-                                self.a_pack(r, k0, kc, own);
-                                self.row(r, 0..self.b_strips, (k0, kc), own, own, &b_at);
-                            }
-                        }
-                    });
-                    self.finish(rows, 0..self.b_strips, k0 + kc, after);
+                parted(parts, self.b_strips, 0, |strips| {
+                    strips.for_each(|s| unsafe { self.b_pack(s, k0, kc, b_at(s)) })
+                });
+                // SAFETY: own has room for one strip.
+                let own = |r, own| unsafe { self.a_pack(r, k0, kc, own) };
+                self.pieces(parts, [self.a_strips, cuts, self.p.n], K::MR * kc, own, |r, piece, own| {
+                    let columns = cut(self.b_strips, cuts, piece);
+                    // SAFETY: strip r is packed, and all of B's.
+                    unsafe { self.row(r, columns.clone(), (k0, kc), own, own, &b_at) };
+                    self.finish(r..r + 1, columns, k0 + kc, after);
                 });
             }
         });
     }
 
-    /// A is packed for all; tasks are up to `block` strips of B.
+    /// A is packed for all; a thread packs up to `block` strips of B.
     ///
     /// # Safety
     /// As for `route`.
     unsafe fn by_columns(&self, block: usize, after: After<'_>) {
         let parts = self.threads.min(self.b_strips);
-        let tasks = self.tasks(self.b_strips, parts, 4).max(self.b_strips.div_ceil(block));
+        let blocks = self.b_strips.div_ceil(block).next_multiple_of(parts).min(self.b_strips);
+        let cuts = self.cuts(parts, blocks, self.a_strips);
         let depth = PANEL.min(self.p.k);
-        let packs = (0..self.a_strips).any(|r| !self.a_direct(r));
+        let packs = self.a_packs();
         let room = if packs { self.a_strips * K::MR * depth } else { 0 };
         with_scratch(&SHARED, room, |shared: *mut T| {
             let shared = Shared(shared);
@@ -133,29 +142,75 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                 let a_at = |r: usize| shared.get().wrapping_add(r * K::MR * kc);
                 if packs {
                     // SAFETY: the scratch has a strip for each of A.
-                    parted(parts, self.a_strips, |r| unsafe { self.a_pack(r, k0, kc, a_at(r)) });
-                }
-                parted(parts, tasks, |task| {
-                    let columns = cut(self.b_strips, tasks, task);
-                    with_scratch(&OWN, columns.len() * K::NR * kc, |own: *mut T| {
-                        let b_at = |s: usize| own.wrapping_add((s - columns.start) * K::NR * kc);
-                        // SAFETY: own has room for the strips of this task; all of A's are packed.
-                        unsafe {
-                            columns.clone().for_each(|s| self.b_pack(s, k0, kc, b_at(s)));
-                            for r in 0..self.a_strips {
-                                self.row(r, columns.clone(), (k0, kc), a_at(r), a_at(r + 1), &b_at);
-                            }
-                        }
+                    parted(parts, self.a_strips, 0, |strips| {
+                        strips.for_each(|r| unsafe { self.a_pack(r, k0, kc, a_at(r)) })
                     });
-                    self.finish(0..self.a_strips, columns, k0 + kc, after);
+                }
+                let columns = |b| cut(self.b_strips, blocks, b);
+                // Own memory is for a block of B, and before it for the last rows of A if only they are packed.
+                let last = if packs { 0 } else { K::MR * kc };
+                let b_at =
+                    |s: usize, first: usize, own: *mut T| own.wrapping_add(last + (s - first) * K::NR * kc);
+                let own = |b, own| {
+                    let columns = columns(b);
+                    // SAFETY: own has room for the last strip of A and the strips of a block.
+                    unsafe {
+                        if !packs {
+                            self.a_pack(self.a_strips - 1, k0, kc, own);
+                        }
+                        for s in columns.clone() {
+                            self.b_pack(s, k0, kc, b_at(s, columns.start, own));
+                        }
+                    }
+                };
+                let room = last + self.b_strips.div_ceil(blocks) * K::NR * kc;
+                self.pieces(parts, [blocks, cuts, self.p.m], room, own, |b, piece, own| {
+                    let (rows, columns) = (cut(self.a_strips, cuts, piece), columns(b));
+                    let b_at = |s: usize| b_at(s, columns.start, own);
+                    for r in rows.clone() {
+                        let [a, next] = if packs { [a_at(r), a_at(r + 1)] } else { [own; 2] };
+                        // SAFETY: the block is packed, and all of A.
+                        unsafe { self.row(r, columns.clone(), (k0, kc), a, next, &b_at) };
+                    }
+                    self.finish(rows, columns, k0 + kc, after);
                 });
             }
         });
     }
 
-    /// How many tasks some strips make: a multiple of the parts, so that all end together.
-    fn tasks(&self, strips: usize, parts: usize, each: usize) -> usize {
-        if parts == 1 { strips.div_ceil(8) } else { (parts * each).min(strips) }
+    /// Into how many pieces each of `outer` lines of `strips` is cut: small ones beside the whole, so that nobody waits
+    /// long for the last one.
+    fn cuts(&self, parts: usize, outer: usize, strips: usize) -> usize {
+        let work = self.p.m.saturating_mul(self.p.n).saturating_mul(PANEL.min(self.p.k));
+        let piece = (work / (PIECES * parts)).clamp(LEAST_PIECE, MOST_PIECE);
+        (work / outer / piece).clamp(1, strips)
+    }
+
+    /// Runs `piece(o, 0..cuts, own)` for each o of `outer`, where `own` is memory of `room` numbers that
+    /// `pack(o, own)` has prepared: once for neighbouring pieces that one thread gets. Pieces of one o cover `lines`.
+    fn pieces(
+        &self,
+        parts: usize,
+        [outer, cuts, lines]: [usize; 3],
+        room: usize,
+        pack: impl Fn(usize, *mut T) + Sync,
+        piece: impl Fn(usize, usize, *mut T) + Sync,
+    ) {
+        // What is almost done is not worth packing for.
+        let leave = PACKING * cuts / lines;
+        parted(parts, outer * cuts, leave, |claims| {
+            with_scratch(&OWN, room, |own: *mut T| {
+                let mut packed = usize::MAX;
+                for claim in claims {
+                    let o = claim / cuts;
+                    if packed != o {
+                        pack(o, own);
+                        packed = o;
+                    }
+                    piece(o, claim % cuts, own);
+                }
+            });
+        });
     }
 
     /// Strip r of A goes over strips of B, while the next of A is fetched.
@@ -217,6 +272,11 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         let Mat { rs, cs, .. } = self.p.a;
         let whole = (r + 1) * K::MR <= self.p.m;
         S::PLAIN && whole && cs == 1 && rs != 1 && (self.b_strips <= 4 || !aliased::<S>(rs))
+    }
+
+    /// Whether more of A is packed than the last strip.
+    fn a_packs(&self) -> bool {
+        (0..self.a_strips - 1).any(|r| !self.a_direct(r))
     }
 
     /// Whether the columns of strip s of B are read where they are.

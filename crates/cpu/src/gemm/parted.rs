@@ -6,25 +6,41 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The most parts there can be.
 pub(super) const MOST: usize = 64;
 
-/// Runs `f(0)`, …, `f(count - 1)` in `parts` even parts. A thread begins with a part of its own, so that what it left in
-/// its cache is used again, and then helps with the others: nobody waits for a thread that does not get to run.
-pub(super) fn parted(parts: usize, count: usize, f: impl Fn(usize) + Sync) {
-    if parts <= 1 {
-        return (0..count).for_each(f);
-    }
+/// Cuts `0..count` into `parts` even parts and calls `f` on some threads, until all pieces are claimed from its argument.
+/// A thread begins with a part of its own, so that what it left in its cache is used again, and then helps with the
+/// others, but for the last `leave` pieces of each: nobody waits long for a thread that does not get to run.
+pub(super) fn parted(parts: usize, count: usize, leave: usize, f: impl Fn(Claims<'_>) + Sync) {
     let taken = [const { AtomicUsize::new(0) }; MOST];
-    pool::parallel(parts, &|own| {
-        for step in 0..parts {
-            let part = (own + step) % parts;
-            let (first, end) = (part * count / parts, (part + 1) * count / parts);
-            loop {
-                // Relaxed: a piece reads nothing that another wrote; the pool orders what follows.
-                let i = first + taken[part].fetch_add(1, Ordering::Relaxed);
-                if i >= end {
-                    break;
+    let run = |own: usize| f(Claims { taken: &taken[..parts], count, leave, own, helped: 0 });
+    if parts <= 1 { run(0) } else { pool::parallel(parts, &run) }
+}
+
+/// The pieces that one thread gets.
+pub(super) struct Claims<'a> {
+    taken: &'a [AtomicUsize],
+    count: usize,
+    leave: usize,
+    own: usize,
+    helped: usize,
+}
+
+impl Iterator for Claims<'_> {
+    type Item = usize;
+
+    fn next(&mut self) -> Option<usize> {
+        let parts = self.taken.len();
+        while self.helped < parts {
+            let part = (self.own + self.helped) % parts;
+            let (first, end) = (part * self.count / parts, (part + 1) * self.count / parts);
+            // Relaxed: a piece reads nothing that another wrote; the pool orders what follows.
+            if self.helped == 0 || first + self.taken[part].load(Ordering::Relaxed) + self.leave < end {
+                let i = first + self.taken[part].fetch_add(1, Ordering::Relaxed);
+                if i < end {
+                    return Some(i);
                 }
-                f(i);
             }
+            self.helped += 1;
         }
-    });
+        None
+    }
 }
