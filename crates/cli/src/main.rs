@@ -50,6 +50,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    end_when_unread();
     let done = match Cli::parse().command {
         Command::Train(args) => train::run(args),
         Command::Conform(args) => conform::run(args),
@@ -80,4 +81,17 @@ fn open(address: Option<&str>) -> Result<kiln::Device, kiln::Error> {
         Some(address) => kiln::Device::open(address),
         None => Ok(kiln::Device::default()),
     }
+}
+
+/// Ends the program, as a signal would, when nobody reads its output any more: `kiln bench | head`. The signal itself
+/// stays off, because it would also come from the sockets of a server that went away.
+fn end_when_unread() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let unread = |text: &str| text.starts_with("failed printing to stdout") && text.contains("Broken pipe");
+        if panic.payload_as_str().is_some_and(unread) {
+            std::process::exit(128 + libc::SIGPIPE);
+        }
+        usual(panic)
+    }));
 }

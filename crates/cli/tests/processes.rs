@@ -341,3 +341,17 @@ fn a_wrong_token_names_the_server_and_not_the_token() {
     let Error::Refused { peer, reason } = &error else { panic!("{error:?}") };
     assert_eq!((peer.as_str(), reason.as_str()), (address.as_str(), "the token is wrong"));
 }
+
+#[test]
+fn a_program_whose_output_nobody_reads_ends_quietly() {
+    let mut listing = Command::new(kiln())
+        .args(["bench", "--json", "--seconds", "0", "--only", "train/mlp_small", "overhead/"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(listing.stdout.take());
+    let ended = listing.wait_with_output().unwrap();
+    assert_eq!(ended.status.code(), Some(141), "as after SIGPIPE");
+    assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
+}

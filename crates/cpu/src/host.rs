@@ -257,7 +257,8 @@ impl<K: Kernels> Shared<K> {
 
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
         let Executor { table, engine } = executor;
-        if !engine.is_idle() && batch.items.len() > 1 {
+        let several = batch.items.len() > 1 || batch.items.iter().any(lowering::composite);
+        if !engine.is_idle() && several {
             let outside = Outside { shared: self, table, batch };
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, &outside))).ok().flatten();

@@ -9,9 +9,13 @@ use std::cell::RefCell;
 /// Names of values inside a lowered composite start here, where no recorded value's name comes.
 const INNER: u64 = 1 << 62;
 
+/// Whether it stands for other operations.
+pub(crate) fn composite(item: &Item) -> bool {
+    matches!(item, Item::Run(Node { op: Op::Named(_), .. }))
+}
+
 /// The batch without composites; nothing if it has none, or does not fit together.
 pub(crate) fn lowered(batch: &Batch, outside: impl Fn(Id) -> Option<Meta>) -> Option<Batch> {
-    let composite = |item: &Item| matches!(item, Item::Run(Node { op: Op::Named(_), .. }));
     if !batch.items.iter().any(composite) {
         return None;
     }

@@ -187,3 +187,15 @@ fn a_second_process_plans_nothing() {
     assert!(warnings.contains("is not used"), "{warnings}");
     std::fs::remove_dir_all(&dir).unwrap();
 }
+
+#[test]
+fn a_composite_on_its_own_is_one_kernel() {
+    let (cpu, device) = start("lone");
+    let x = Tensor::ones([64, 64], &device);
+    device.sync().unwrap();
+    let before = cpu.fusion().launches;
+    let y = x.softmax(1);
+    device.sync().unwrap();
+    assert_eq!(cpu.fusion().launches - before, 1);
+    assert_eq!(y.to_vec::<f32>().unwrap()[0], 1.0 / 64.0);
+}
