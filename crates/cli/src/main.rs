@@ -88,8 +88,9 @@ fn open(address: Option<&str>) -> Result<kiln::Device, kiln::Error> {
 fn end_when_unread() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let unread = |text: &str| text.starts_with("failed printing to stdout") && text.contains("Broken pipe");
-        if panic.payload_as_str().is_some_and(unread) {
+        let unread =
+            |text: &str| text.starts_with("failed printing to stdout") && text.contains("Broken pipe");
+        if panic.payload().downcast_ref::<String>().is_some_and(|text| unread(text)) {
             std::process::exit(128 + libc::SIGPIPE);
         }
         usual(panic)

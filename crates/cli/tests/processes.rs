@@ -355,3 +355,40 @@ fn a_program_whose_output_nobody_reads_ends_quietly() {
     assert_eq!(ended.status.code(), Some(141), "as after SIGPIPE");
     assert_eq!(String::from_utf8_lossy(&ended.stderr), "");
 }
+
+#[test]
+fn a_snapshot_in_files_outlives_the_next_crash() {
+    let train = |device: &str| {
+        let mut command = Command::new(kiln());
+        command.args(["train", "digits", "--steps", "2000", "--digest", "--device", device]);
+        command.env("KILN_SNAPSHOT", "100000").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let digest = |run: std::process::Child| {
+        let ended = run.wait_with_output().unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        assert!(ended.status.success(), "{}{}", text(&ended.stdout), text(&ended.stderr));
+        text(&ended.stdout).lines().last().unwrap().to_string()
+    };
+    let want = digest(train("cpu"));
+    let mut server = Process::serve(kiln(), 0, &[]);
+    let (port, url) = (server.address().port(), url(&server));
+    let mut run = train(&url);
+    let (maps, start) = (format!("/proc/{}/maps", run.id()), Instant::now());
+    while !server.log().iter().any(|line| line.contains("session")) {
+        assert!(start.elapsed() < PATIENCE, "{:?}", server.log());
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // The first crash makes the client take a snapshot, the second makes it use that.
+    server.kill();
+    server = Process::serve(kiln(), port, &[]);
+    while !std::fs::read_to_string(&maps).unwrap().contains("kiln-spill") {
+        assert!(start.elapsed() < PATIENCE, "no snapshot went to a file");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.kill();
+    server = Process::serve(kiln(), port, &[]);
+    assert!(run.try_wait().unwrap().is_none(), "the second crash came too late");
+    assert_eq!(digest(run), want);
+    drop(server);
+}

@@ -1,7 +1,7 @@
 //! Remote devices: a server executes the stream that a client records.
 //!
 //! `protocol/` is bytes and time in, actions out, without a socket or a clock; the rest connects it to the world.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 // What comes next from a link is no iterator: what is sent meanwhile decides it.
 #![allow(clippy::should_implement_trait)]
 

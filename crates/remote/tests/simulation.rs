@@ -5,6 +5,8 @@ use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Data, Device, Pending, Place, Urgency, pending};
 use kiln_ir::{Id, Item, Meta, Node, Op, text::parse_op};
 use kiln_remote::client::core::{Config, Core, Step, bytes, control};
+use kiln_remote::client::moves::Errand;
+use kiln_remote::client::spill::store;
 use kiln_remote::protocol::frame::Decoder;
 use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::server::registry::{self, Admitted, Client, Registry};
@@ -58,6 +60,9 @@ fn client() -> Core {
         recover: true,
         compress: false,
         most_lineage: 1 << 30,
+        // Now and then a snapshot goes to a file.
+        most_snapshot: 150,
+        most_stored: 1 << 20,
         replay_micros: 200,
         replay_bytes: 4096,
         any_numerics: false,
@@ -96,6 +101,7 @@ struct World {
     now: Duration,
     crashes: u64,
     cuts: u64,
+    stored: u64,
     seed: u64,
 }
 
@@ -111,6 +117,7 @@ impl World {
             now: Duration::ZERO,
             crashes: 0,
             cuts: 0,
+            stored: 0,
             seed,
         }
     }
@@ -149,6 +156,12 @@ impl World {
             self.gone(&connection);
         }
         self.core.answers().into_iter().for_each(|answer| answer.give());
+        for errand in self.core.errands() {
+            if let Errand::Store(values) = errand {
+                self.stored += values.len() as u64;
+                self.core.stored(store(&values));
+            }
+        }
     }
 
     fn cut(&mut self) {
@@ -230,7 +243,7 @@ impl World {
 }
 
 /// A random program over a handful of small vectors, its reads compared with a local run.
-fn run(seed: u64, faults: bool) -> (u64, u64, kiln_remote::client::core::Stats) {
+fn run(seed: u64, faults: bool) -> (u64, u64, u64, kiln_remote::client::core::Stats) {
     let mut world = World::new(seed);
     while world.core.info().is_none() {
         world.step(false);
@@ -323,23 +336,36 @@ fn run(seed: u64, faults: bool) -> (u64, u64, kiln_remote::client::core::Stats) 
             (remote, local) => panic!("seed {seed}: read {at} is {remote:?}, not {local:?}"),
         }
     }
-    (world.cuts, world.crashes, world.core.stats())
+    (world.cuts, world.crashes, world.stored, world.core.stats())
 }
 
 #[test]
 fn undisturbed_runs_give_the_same_bits() {
     for seed in 0..50 {
-        let (cuts, crashes, stats) = run(seed, false);
+        let (cuts, crashes, _, stats) = run(seed, false);
         assert_eq!((cuts, crashes, stats.replayed, stats.resumed), (0, 0, 0, 0));
     }
 }
 
 #[test]
+fn a_disk_that_is_full_costs_recovery_and_nothing_else() {
+    let mut world = World::new(0);
+    while world.core.info().is_none() {
+        world.step(false);
+    }
+    world.core.stored(Err(std::io::Error::other("no space left")));
+    let told = world.core.events();
+    assert!(told.iter().any(|e| e.contains("recovery is off") && e.contains("no space left")), "{told:?}");
+    assert!(world.core.stats().held.entries == 0 && world.core.info().is_some());
+}
+
+#[test]
 fn disturbed_runs_give_the_same_bits() {
     let seeds = std::env::var("KILN_SEEDS").ok().and_then(|v| v.parse().ok()).unwrap_or(500);
-    let (mut cuts, mut crashes, mut resumed, mut replayed, mut snapshots) = (0, 0, 0, 0, 0);
+    let (mut cuts, mut crashes, mut resumed, mut replayed, mut snapshots, mut stored) = (0, 0, 0, 0, 0, 0);
     for seed in 0..seeds {
-        let (c, k, stats) = run(seed, true);
+        let (c, k, s, stats) = run(seed, true);
+        stored += s;
         cuts += c;
         crashes += k;
         resumed += stats.resumed;
@@ -347,7 +373,8 @@ fn disturbed_runs_give_the_same_bits() {
         snapshots += stats.held.snapshots;
     }
     println!(
-        "{seeds} seeds: {cuts} cuts, {crashes} crashes, {resumed} resumed, {replayed} replayed, {snapshots} snapshots"
+        "{seeds} seeds: {cuts} cuts, {crashes} crashes, {resumed} resumed, {replayed} replayed, {snapshots} snapshots, \
+        {stored} values in files"
     );
     // The test must have tested something.
     assert!(
@@ -356,5 +383,6 @@ fn disturbed_runs_give_the_same_bits() {
             && resumed > seeds
             && replayed > seeds / 4
             && snapshots > seeds / 4
+            && stored > seeds / 4
     );
 }

@@ -41,6 +41,8 @@ fn conversation() -> Vec<Sent> {
         recover: false,
         compress: false,
         most_lineage: 1 << 20,
+        most_snapshot: 1 << 20,
+        most_stored: 0,
         replay_micros: u64::MAX,
         replay_bytes: usize::MAX,
         any_numerics: false,

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -71,7 +72,7 @@ pub(super) struct Peer {
 
 impl Peer {
     fn start(way: &str) -> Result<Peer, Box<dyn Error>> {
-        let socket = std::env::temp_dir().join(format!("kiln-bench-{}.sock", std::process::id()));
+        let socket = socket();
         let listen = match way {
             "unix" => format!("unix:{}", socket.display()),
             _ => "127.0.0.1:0".to_string(),
@@ -90,11 +91,17 @@ impl Peer {
     }
 }
 
+/// Where a server of this process listens without TCP.
+fn socket() -> PathBuf {
+    std::env::temp_dir().join(format!("kiln-bench-{}.sock", std::process::id()))
+}
+
 impl Drop for Peer {
     fn drop(&mut self) {
         self.device.close();
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = std::fs::remove_file(socket());
     }
 }
 

@@ -109,8 +109,8 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
             let shared = Shared(shared);
             for (k0, kc) in panels(self.p.k) {
                 let b_at = |s: usize| shared.get().wrapping_add(s * K::NR * kc);
-                // SAFETY: the scratch has a strip for each of B.
                 parted(parts, self.b_strips, 0, |strips| {
+                    // SAFETY: the scratch has a strip for each of B.
                     strips.for_each(|s| unsafe { self.b_pack(s, k0, kc, b_at(s)) })
                 });
                 // SAFETY: own has room for one strip.
@@ -141,8 +141,8 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
             for (k0, kc) in panels(self.p.k) {
                 let a_at = |r: usize| shared.get().wrapping_add(r * K::MR * kc);
                 if packs {
-                    // SAFETY: the scratch has a strip for each of A.
                     parted(parts, self.a_strips, 0, |strips| {
+                        // SAFETY: the scratch has a strip for each of A.
                         strips.for_each(|r| unsafe { self.a_pack(r, k0, kc, a_at(r)) })
                     });
                 }

@@ -43,8 +43,12 @@ pub struct Config {
     pub recover: bool,
     /// Compress what is sent, if the server can take it.
     pub compress: bool,
-    /// The most bytes kept for recovery, snapshot included.
+    /// The most bytes kept in memory for recovery, snapshot included.
     pub most_lineage: usize,
+    /// Bytes of snapshots beyond which their values go to files.
+    pub most_snapshot: usize,
+    /// The most bytes in such files.
+    pub most_stored: usize,
     /// Microseconds of the device's time that a replay may take before a snapshot is due.
     pub replay_micros: u64,
     /// Bytes of uploads since the last snapshot that make one due.
@@ -340,17 +344,33 @@ impl Core {
         if !self.journal.is_kept() {
             return;
         }
-        if held.bytes + held.snapshot > self.config.most_lineage {
-            let most = self.config.most_lineage;
-            self.event(format!("recovery is off: its history takes more than {most} bytes"));
+        let (memory, files) = (self.config.most_lineage, self.config.most_stored);
+        if held.bytes + held.snapshot > memory || held.stored > files {
+            let (most, where_to) = if held.stored > files { (files, "files") } else { (memory, "memory") };
+            self.event(format!("recovery is off: its history takes more than {most} bytes of {where_to}"));
             self.journal.abandon("its history grew past the limit");
             return;
         }
+        let values = self.journal.to_store(self.config.most_snapshot);
+        if !values.is_empty() {
+            self.errands.push(Errand::Store(values));
+        }
         let replay = self.micros.saturating_sub(self.snapshot_at);
         // The larger a snapshot, the rarer: what it costs stays a small part of the work.
-        let dear = SNAPSHOT_SHARE * held.snapshot as u64 / SNAPSHOT_RATE;
+        let dear = SNAPSHOT_SHARE * (held.snapshot + held.stored) as u64 / SNAPSHOT_RATE;
         if replay > self.config.replay_micros.max(dear) || held.bytes > self.config.replay_bytes {
             self.snapshot();
+        }
+    }
+
+    /// Values of a snapshot were written to a file, or could not be.
+    pub fn stored(&mut self, outcome: std::io::Result<Vec<(Id, Data)>>) {
+        match outcome {
+            Ok(values) => values.into_iter().for_each(|(id, stored)| self.journal.stored(id, stored)),
+            Err(e) => {
+                self.event(format!("recovery is off: a snapshot cannot be written to a file: {e}"));
+                self.journal.abandon("its snapshot could not be written to a file");
+            }
         }
     }
 

@@ -48,6 +48,8 @@ struct Taking {
     /// Entries before this one are covered by it.
     cut: u64,
     values: Values,
+    /// Bytes of the values in memory.
+    bytes: usize,
     missing: FxHashMap<Id, Place>,
     /// Everything before the cut is known to be executed and answered.
     reached: bool,
@@ -60,8 +62,10 @@ pub struct Held {
     pub entries: usize,
     /// Bytes of these entries, uploads included.
     pub bytes: usize,
-    /// Bytes of the snapshot.
+    /// Bytes of the snapshot, as far as they are in memory.
     pub snapshot: usize,
+    /// Bytes of the snapshot in files.
+    pub stored: usize,
     /// Snapshots completed.
     pub snapshots: u64,
 }
@@ -71,6 +75,8 @@ pub struct Held {
 pub enum Kept {
     /// Its content, and where it lives.
     Data(Data, Place),
+    /// The same in a file.
+    Stored(Data, Place),
     /// It was never computed, for this reason.
     Failed(Error),
 }
@@ -79,8 +85,12 @@ impl Kept {
     fn bytes(&self) -> usize {
         match self {
             Kept::Data(data, _) => data.bytes.len(),
-            Kept::Failed(_) => 0,
+            Kept::Stored(..) | Kept::Failed(_) => 0,
         }
+    }
+
+    fn stored(&self) -> usize {
+        if let Kept::Stored(data, _) = self { data.bytes.len() } else { 0 }
     }
 }
 
@@ -91,7 +101,9 @@ type Values = FxHashMap<Id, Kept>;
 #[derive(Default)]
 pub struct Journal {
     base: Values,
+    /// Bytes of the snapshot in memory and in files.
     base_bytes: usize,
+    base_stored: usize,
     entries: VecDeque<Entry>,
     /// The number of the first entry.
     first: u64,
@@ -99,6 +111,8 @@ pub struct Journal {
     /// Where live values are, and the content of those that came from here.
     live: FxHashMap<Id, (Place, Option<Data>)>,
     taking: Option<Taking>,
+    /// Values that are being written to a file.
+    storing: FxHashSet<Id>,
     snapshots: u64,
     /// Structures by content, so that a recurring one is held once.
     structures: FxHashSet<Arc<[u8]>>,
@@ -176,7 +190,8 @@ impl Journal {
         });
         self.settled.extend(settled);
         self.taking = None;
-        (self.bytes, self.base_bytes) = (0, 0);
+        (self.bytes, self.base_bytes, self.base_stored) = (0, 0, 0);
+        self.storing.clear();
     }
 
     /// Whether values can be had again.
@@ -191,7 +206,7 @@ impl Journal {
             return None;
         }
         let (values, missing) = (FxHashMap::default(), FxHashMap::default());
-        let mut taking = Taking { cut: self.end(), values, missing, reached: false };
+        let mut taking = Taking { cut: self.end(), values, bytes: 0, missing, reached: false };
         for (&id, (place, data)) in &self.live {
             // A value never changes, so what is here already need not be read again.
             match (self.base.get(&id), data) {
@@ -200,6 +215,7 @@ impl Journal {
                 (None, None) => drop(taking.missing.insert(id, *place)),
             }
         }
+        taking.bytes = taking.values.values().map(Kept::bytes).sum();
         let ids: Vec<Id> = taking.missing.keys().copied().collect();
         self.taking = Some(taking);
         Some(ids)
@@ -219,6 +235,7 @@ impl Journal {
             && let Some(place) = taking.missing.remove(&id)
         {
             let kept = value.map_or_else(Kept::Failed, |data| Kept::Data(data, place));
+            taking.bytes += kept.bytes();
             taking.values.insert(id, kept);
         }
         self.complete();
@@ -241,8 +258,64 @@ impl Journal {
                 self.first += 1;
             }
             self.base = taking.values;
-            self.base_bytes = self.base.values().map(Kept::bytes).sum();
+            self.count();
             self.snapshots += 1;
+        }
+    }
+
+    /// Values to be written to files, so that no more than `most` bytes of snapshots are in memory. None while others
+    /// wait for [`Journal::stored`].
+    pub fn to_store(&mut self, most: usize) -> Vec<(Id, Data)> {
+        // One file after another.
+        let memory = self.base_bytes + self.taking.as_ref().map_or(0, |t| t.bytes);
+        if memory <= most || !self.storing.is_empty() {
+            return Vec::new();
+        }
+        let taking = self.taking.iter().flat_map(|t| &t.values);
+        let mut held: FxHashMap<Id, &Data> = FxHashMap::default();
+        for (id, kept) in self.base.iter().chain(taking) {
+            if let Kept::Data(data, _) = kept {
+                held.insert(*id, data);
+            }
+        }
+        let mut bytes: usize = held.values().map(|data| data.bytes.len()).sum();
+        let mut held: Vec<_> = held.into_iter().collect();
+        held.sort_by_key(|(id, data)| (data.bytes.len(), *id));
+        let mut out = Vec::new();
+        while bytes > most
+            && let Some((id, data)) = held.pop()
+        {
+            bytes -= data.bytes.len();
+            out.push((id, data.clone()));
+        }
+        self.storing.extend(out.iter().map(|(id, _)| *id));
+        out
+    }
+
+    /// A value has been written to a file.
+    pub fn stored(&mut self, id: Id, stored: Data) {
+        self.storing.remove(&id);
+        if let Some((_, data)) = self.live.get_mut(&id) {
+            *data = None;
+        }
+        let taking = self.taking.as_mut().map(|t| &mut t.values);
+        for values in [Some(&mut self.base), taking].into_iter().flatten() {
+            if let Some(kept) = values.get_mut(&id)
+                && let Kept::Data(_, place) = *kept
+            {
+                *kept = Kept::Stored(stored.clone(), place);
+            }
+        }
+        if self.storing.is_empty() {
+            self.count();
+        }
+    }
+
+    fn count(&mut self) {
+        self.base_bytes = self.base.values().map(Kept::bytes).sum();
+        self.base_stored = self.base.values().map(Kept::stored).sum();
+        if let Some(taking) = &mut self.taking {
+            taking.bytes = taking.values.values().map(Kept::bytes).sum();
         }
     }
 
@@ -267,6 +340,7 @@ impl Journal {
             entries: self.entries.len(),
             bytes: self.bytes,
             snapshot: self.base_bytes,
+            stored: self.base_stored,
             snapshots: self.snapshots,
         }
     }

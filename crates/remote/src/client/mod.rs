@@ -7,6 +7,7 @@ pub mod journal;
 pub mod moves;
 mod pool;
 mod remote;
+pub mod spill;
 mod watch;
 
 pub use remote::{Patience, Remote};

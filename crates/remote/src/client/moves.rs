@@ -49,4 +49,6 @@ pub enum Errand {
     Expose(Arc<Move>),
     /// The direct way failed: the client passes the bytes of this transfer on.
     Pass(u64, Arc<Move>),
+    /// Values of a snapshot are to be written to a file, and the outcome told.
+    Store(Vec<(Id, Data)>),
 }

@@ -4,6 +4,7 @@ use super::core::{Config, Core, Stats};
 use super::drive::drive;
 use super::faults::Faults;
 use super::moves::{Errand, Move, Reach, Source};
+use super::spill;
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory};
 use kiln_device::{Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending};
@@ -92,6 +93,7 @@ impl Remote {
         let number = |name: &str, default: usize| {
             std::env::var(name).ok().and_then(|v| v.trim().parse().ok()).unwrap_or(default)
         };
+        let lineage = number("KILN_LINEAGE", 4 << 30);
         let config = Config {
             peer: addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(","),
             device: first.device.clone(),
@@ -99,9 +101,11 @@ impl Remote {
             program: program(),
             recover: !first.options.no_recovery,
             compress: first.options.compress,
-            most_lineage: number("KILN_LINEAGE", 4 << 30),
+            most_lineage: lineage,
+            most_snapshot: number("KILN_SNAPSHOT", lineage / 4),
+            most_stored: number("KILN_LINEAGE_FILES", 64 << 30),
             replay_micros: 1_000_000,
-            replay_bytes: 256 << 20,
+            replay_bytes: (256 << 20).min(lineage / 4),
             any_numerics: std::env::var("KILN_ANY_NUMERICS").is_ok_and(|v| v == "1"),
         };
         let core = Core::new(config);
@@ -311,6 +315,19 @@ fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, tries: u32) {
     });
 }
 
+/// Writes values to a file on a thread of its own: disks take their time.
+fn keep(shared: Arc<Shared>, values: Vec<(Id, Data)>) {
+    let told = shared.clone();
+    let write = move || {
+        let outcome = spill::store(&values);
+        shared.lock().stored(outcome);
+        shared.settle();
+    };
+    if let Err(e) = std::thread::Builder::new().name("kiln-spill".into()).spawn(write) {
+        told.lock().stored(Err(e));
+    }
+}
+
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|e| e.into_inner())
@@ -329,7 +346,8 @@ impl Shared {
             match (errand, self.this.upgrade()) {
                 (Errand::Expose(moved), _) => moved.source.expose(moved.capability),
                 (Errand::Pass(transfer, moved), Some(this)) => pass(this, transfer, moved, RECALLS),
-                (Errand::Pass(..), None) => {}
+                (Errand::Store(values), Some(this)) => keep(this, values),
+                (Errand::Pass(..) | Errand::Store(_), None) => {}
             }
         }
     }

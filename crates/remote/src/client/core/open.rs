@@ -124,12 +124,13 @@ impl Core {
             let held = journal.held();
             self.event(format!(
                 "rebuilding the session from a snapshot of {} bytes and {} entries",
-                held.snapshot, held.entries
+                held.snapshot + held.stored,
+                held.entries
             ));
         }
         for (&id, kept) in base {
             match kept {
-                Kept::Data(data, place) => {
+                Kept::Data(data, place) | Kept::Stored(data, place) => {
                     self.transmit(&Entry::Upload { id, data: data.clone(), place: *place })
                 }
                 // An older server does not know the value, which is an error too.
