@@ -24,6 +24,9 @@ pub struct Args {
     /// Seconds that other ranks have to end by themselves after one has failed.
     #[arg(long, default_value_t = 5.0)]
     grace: f64,
+    /// Lets every rank run on all cores, not only on its share of them.
+    #[arg(long)]
+    no_bind: bool,
     /// What happens to the ranks, as JSON lines on standard error.
     #[arg(long)]
     json: bool,
@@ -155,6 +158,8 @@ fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
     ] {
         command.env(name, number.to_string());
     }
+    // Each sees only its share.
+    command.env("KILN_CORES", cores.to_string());
     command.env("KILN_JOB", format!("launch-{}-{attempt}", std::process::id()));
     if std::env::var_os("KILN_THREADS").is_none() {
         command.env("KILN_THREADS", (cores / args.ranks).max(1).to_string());
@@ -163,9 +168,14 @@ fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
         command.env("KILN_FLIGHT", folder);
     }
     let launcher = std::process::id();
-    // SAFETY: between fork and exec only prctl and getppid are called, which are safe to call there.
+    let share = if args.no_bind { None } else { share(rank, args.ranks) };
+    // SAFETY: between fork and exec only prctl, getppid and sched_setaffinity are called, which are safe to call there.
     unsafe {
         command.pre_exec(move || {
+            if let Some(share) = &share {
+                // Refused where cores are somebody else's business: then the rank runs anywhere.
+                libc::sched_setaffinity(0, size_of_val(share), share);
+            }
             // No rank outlives the launcher, whatever ends it.
             libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
             if libc::getppid() as u32 != launcher {
@@ -183,6 +193,30 @@ fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
         output.push(prefixed(rank, args.ranks, stderr, std::io::stderr));
     }
     Ok(Rank { child, output, ended: None })
+}
+
+/// A rank's even share of the cores that this process may use; nothing if there are more ranks than cores. A rank's
+/// threads wait for each other in turns, and the system puts threads that wake each other on one core: without shares
+/// two ranks are seen to compute on the same core while another is idle.
+fn share(rank: usize, ranks: usize) -> Option<libc::cpu_set_t> {
+    // SAFETY: a set of cores is plain bits, of which none are set.
+    let (mut all, mut share) = unsafe { std::mem::zeroed::<(libc::cpu_set_t, libc::cpu_set_t)>() };
+    // SAFETY: the set is as large as is said.
+    if unsafe { libc::sched_getaffinity(0, size_of_val(&all), &mut all) } != 0 {
+        return None;
+    }
+    // SAFETY: every number is below the set's size.
+    let cores: Vec<usize> =
+        (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &all) }).collect();
+    let own = &cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks];
+    if cores.len() < ranks {
+        return None;
+    }
+    for &core in own {
+        // SAFETY: as above.
+        unsafe { libc::CPU_SET(core, &mut share) };
+    }
+    Some(share)
 }
 
 /// Passes lines on, each with its rank before it.

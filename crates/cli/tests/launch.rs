@@ -102,3 +102,17 @@ fn ranks_of_any_launcher_give_the_digest_of_one_process() {
         assert_eq!(first.lines().last(), Some(alone.as_str()));
     }
 }
+
+#[test]
+fn ranks_have_cores_of_their_own() {
+    let cores = std::thread::available_parallelism().unwrap().get();
+    let seen = |bind: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
+        command.args(["launch", "-n", "2"]).args(bind).args(["--", "nproc"]);
+        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        said.lines().map(|line| line.split_once("] ").unwrap().1.parse::<usize>().unwrap()).collect::<Vec<_>>()
+    };
+    let own = seen(&[]);
+    assert!(cores < 2 || own.iter().sum::<usize>() == cores, "{own:?} of {cores}");
+    assert_eq!(seen(&["--no-bind"]), [cores; 2]);
+}

@@ -1,5 +1,6 @@
 """Training steps with and without DDP over Gloo: the other side of scaling.rs. Usage: ddp.py RANKS MODEL"""
 
+import os
 import sys
 import time
 
@@ -9,7 +10,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn import functional as F
 
-STEPS = {"mlp": 12, "gpt": 3}
+STEPS = {"mlp": 24, "gpt": 3}
 STRETCHES = 8
 VOCABULARY = 1000
 
@@ -51,6 +52,7 @@ def task(name):
 
 def rank(index, world, port, name):
     torch.set_num_threads(1)
+    os.sched_setaffinity(0, {index})
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=index, world_size=world)
     model, x, y = task(name)
     both = [model, nn.parallel.DistributedDataParallel(task(name)[0])]
@@ -64,6 +66,7 @@ def rank(index, world, port, name):
                 optimizers[side].zero_grad(set_to_none=True)
                 F.cross_entropy(both[side](x), y).backward()
                 optimizers[side].step()
+            dist.barrier()
             if stretch:
                 times[side].append((time.perf_counter() - begun) / STEPS[name] * 1e3)
     if index == 0:

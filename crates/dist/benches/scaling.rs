@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Steps of a stretch, by model.
-const STEPS: [(&str, usize); 2] = [("mlp", 12), ("gpt", 3)];
+const STEPS: [(&str, usize); 2] = [("mlp", 24), ("gpt", 3)];
 const STRETCHES: usize = 8;
 
 fn main() {
@@ -121,7 +121,8 @@ struct Run<'a, T> {
 }
 
 impl<T: Task> Run<'_, T> {
-    /// The time of a step, over some that all processes begin together.
+    /// The time of a step, over some that all processes begin together, until the last of them is done: without sync
+    /// too a job takes as long as its slowest core.
     fn stretch(&mut self, group: &Group, sync: Option<&GradientSync>) -> Duration {
         group.barrier().expect("all ranks");
         let begun = Instant::now();
@@ -141,6 +142,7 @@ impl<T: Task> Run<'_, T> {
             }
         }
         self.device.sync().expect("computed");
+        group.barrier().expect("all ranks");
         begun.elapsed() / self.steps as u32
     }
 }
@@ -197,9 +199,13 @@ fn median(mut times: Vec<Duration>) -> Duration {
 fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 3], u64)> {
     let exe = std::env::current_exe().expect("a path");
     let start = |rank: usize| {
-        Command::new(&exe)
+        // A core each, as `kiln launch` has it.
+        Command::new("taskset")
+            .args(["-c", &rank.to_string()])
+            .arg(&exe)
             .env("KILN_BENCH_SIDE", format!("{what} {name}"))
             .env("KILN_THREADS", "1")
+            .env("KILN_CORES", std::thread::available_parallelism().map_or(1, |n| n.get()).to_string())
             .env("KILN_RANK", rank.to_string())
             .env("KILN_WORLD", world.to_string())
             .env("KILN_JOB", format!("scaling-{}", std::process::id()))

@@ -222,7 +222,7 @@ impl Group {
             worker: Mutex::default(),
             made: Mutex::default(),
             claimed: Arc::default(),
-            cores: std::thread::available_parallelism().map_or(1, |n| n.get()),
+            cores: cores(),
         }))
     }
 
@@ -525,10 +525,9 @@ impl Inner {
         if ended() {
             return Ok(());
         }
-        let spin = self.layout.ranks() * self.config.threads <= self.cores;
         let _driver = lock(&self.driver);
         while !ended() {
-            match self.next(spin) {
+            match self.next(0) {
                 Turn::Ran => {}
                 Turn::Promised(ticket) => self.await_promise(&ticket),
                 Turn::Idle => return Err(lock(&self.queue).over.clone().unwrap_or(Error::Closed)),
@@ -537,9 +536,17 @@ impl Inner {
         Ok(())
     }
 
-    /// Runs the oldest open call, if its contribution is there. The caller holds the driver.
-    fn next(&self, spin: bool) -> Turn {
-        let Some(ticket) = lock(&self.queue).open.front().cloned() else { return Turn::Idle };
+    /// Runs the oldest open call, if its contribution is there, while `others` threads of this rank may compute. The
+    /// caller holds the driver.
+    fn next(&self, others: usize) -> Turn {
+        let (ticket, promised) = {
+            let queue = lock(&self.queue);
+            let Some(ticket) = queue.open.front().cloned() else { return Turn::Idle };
+            (ticket, queue.open.iter().any(|open| matches!(*lock(&open.slot), Slot::Promised)))
+        };
+        // What is promised is still being computed.
+        let busy = self.config.threads + others.max(promised.into());
+        let spin = self.layout.ranks() * busy <= self.cores;
         let mut buffer = {
             let mut slot = lock(&ticket.slot);
             match std::mem::replace(&mut *slot, Slot::Running) {
@@ -664,9 +671,8 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
             *state = Errand::Rest;
         }
         let Some(inner) = inner.upgrade() else { return };
-        let spin = inner.layout.ranks() * (inner.config.threads + 1) <= inner.cores;
         let driver = lock(&inner.driver);
-        while matches!(inner.next(spin), Turn::Ran) {}
+        while matches!(inner.next(1), Turn::Ran) {}
         drop(driver);
     }
 }
@@ -680,6 +686,13 @@ impl Drop for Inner {
         self.leave();
         self.pool.clear();
     }
+}
+
+/// The cores that all ranks of this machine have together: `KILN_CORES`, where a launcher has divided them, else those
+/// that this process may use.
+fn cores() -> usize {
+    let told = std::env::var("KILN_CORES").ok().and_then(|v| v.trim().parse().ok());
+    told.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
