@@ -110,7 +110,9 @@ fn ranks_have_cores_of_their_own() {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
         command.args(["launch", "-n", "2"]).args(bind).args(["--", "nproc"]);
         let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
-        said.lines().map(|line| line.split_once("] ").unwrap().1.parse::<usize>().unwrap()).collect::<Vec<_>>()
+        said.lines()
+            .map(|line| line.split_once("] ").unwrap().1.parse::<usize>().unwrap())
+            .collect::<Vec<_>>()
     };
     let own = seen(&[]);
     assert!(cores < 2 || own.iter().sum::<usize>() == cores, "{own:?} of {cores}");
