@@ -58,9 +58,9 @@ struct Made {
     walks: u32,
 }
 
-/// Nodes that a walk looks at before it gives up. A way that long is one between things far apart, which gain little
-/// by running together.
-const WALK: usize = 512;
+/// Nodes that a walk looks at before it gives up. Once a group joins forward and backward, a walk may go through all of a
+/// training step, which must not end the search for more.
+const WALK: usize = 8192;
 
 /// Nodes are tried together for reading the same value if it has this many bytes, and at most so many readers.
 const COMMON: usize = 16 * LAUNCH;

@@ -7,7 +7,7 @@
 use crate::tape::{self, Leaf, Link, Number, Recorder, Rule, Saved, Step};
 use crate::{Device, Tensor};
 use kiln_device::Origin;
-use kiln_ir::{Binary, Op, Scalar, V};
+use kiln_ir::{Binary, Meta, Move, Op, Scalar, V};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -214,6 +214,7 @@ impl<'a> Backward<'a> {
             hook: self.hook,
             heap: BinaryHeap::new(),
             grads: FxHashMap::default(),
+            parts: FxHashMap::default(),
             waiting: FxHashMap::default(),
             counted: FxHashSet::default(),
             wanted: self
@@ -248,6 +249,8 @@ struct Walk<'a> {
     heap: BinaryHeap<Visit>,
     /// Gradients so far of the results of steps in the heap.
     grads: FxHashMap<Number, SmallVec<[Option<Tensor>; 1]>>,
+    /// What slices of such a result contributed to it.
+    parts: FxHashMap<(Number, u32), Vec<Part>>,
     /// How many more contributions each leaf gets; counted only where a hook waits for the last.
     waiting: FxHashMap<u64, usize>,
     /// Steps whose contributions are in `waiting`.
@@ -255,6 +258,41 @@ struct Walk<'a> {
     wanted: Vec<(Number, u32)>,
     recorder: Recorder,
     done: Gradients,
+}
+
+/// The gradient of `start..end` along an axis.
+struct Part {
+    axis: u8,
+    start: usize,
+    end: usize,
+    gradient: Tensor,
+}
+
+/// What parts of a value come to. Parts that lie side by side and make up the whole, as those of a value that was split,
+/// are put together; others are added into zeros.
+fn whole(mut parts: Vec<Part>, meta: Meta) -> Option<Tensor> {
+    parts.sort_by_key(|part| part.start);
+    let axis = parts.first()?.axis;
+    let mut end = 0;
+    let side_by_side = parts.iter().all(|part| {
+        let next = part.axis == axis && part.start == end;
+        end = part.end;
+        next
+    });
+    if side_by_side && end == meta.shape[axis as usize] {
+        let gradients: Vec<&Tensor> = parts.iter().map(|part| &part.gradient).collect();
+        return Some(match gradients[..] {
+            [all] => all.clone(),
+            _ => Tensor::one(Op::Move(Move::Cat { axis }), &gradients),
+        });
+    }
+    let padded = parts.iter().map(|Part { axis, start, end, gradient }| {
+        let value = Scalar::from_f64(meta.dtype, 0.0);
+        let zeros = Tensor::create(Op::Full { shape: meta.shape, value }, &gradient.device());
+        let assign = Move::Assign { axis: *axis, start: *start, end: *end, step: 1 };
+        Tensor::one(Op::Move(assign), &[&zeros, gradient])
+    });
+    padded.reduce(|sum, part| add(&sum, &part))
 }
 
 struct Visit(Arc<Step>);
@@ -349,7 +387,16 @@ impl Walk<'_> {
     fn run(&mut self) -> Result<(), String> {
         while let Some(Visit(step)) = self.heap.pop() {
             let key = step.number;
-            let grads = self.grads.remove(&key).unwrap_or_default();
+            let mut grads = self.grads.remove(&key).unwrap_or_default();
+            for (out, grad) in grads.iter_mut().enumerate() {
+                if let Some(parts) = self.parts.remove(&(key, out as u32)) {
+                    let parts = whole(parts, step.metas.result(out));
+                    *grad = match (grad.take(), parts) {
+                        (Some(sum), Some(parts)) => Some(add(&sum, &parts)),
+                        (sum, parts) => sum.or(parts),
+                    };
+                }
+            }
             for (out, grad) in grads.iter().enumerate() {
                 if let Some(grad) = grad
                     && self.wanted.contains(&(key, out as u32))
@@ -446,6 +493,16 @@ impl Walk<'_> {
             outs.push(V::new(recorder, recorder.push(tensor, step.metas.result(i))));
         }
         let rule = kiln_grad::Rule { grads: &grads, ins: &ins, outs: &outs };
+        if let (Op::Move(Move::Slice { axis, start, end, step: 1 }), [Some(link @ Link::Step(from, out))]) =
+            (op, &step.links[..])
+            && let Some(gradient) = grads.first().copied().flatten()
+        {
+            let gradient = recorder.tensor(gradient.key());
+            let part = Part { axis: *axis, start: *start, end: *end, gradient };
+            self.slots(from);
+            self.parts.entry((from.number, *out)).or_default().push(part);
+            return self.settle(link);
+        }
         for (i, link) in step.links.iter().enumerate() {
             let Some(link) = link else { continue };
             if let Some(gradient) = kiln_grad::gradient(op, &rule, i) {

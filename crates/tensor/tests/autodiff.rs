@@ -386,3 +386,41 @@ fn a_seeded_stream_is_the_same_with_and_without_checkpoint() {
     seed(9);
     assert_eq!(draw(checkpoint(&x, inner)), plain);
 }
+
+#[test]
+fn gradients_of_parts_make_up_the_whole() {
+    let device = Device::cpu();
+    // Of a leaf and of a result: parts side by side, with a gap, that overlap, along two axes, and beside a whole.
+    for of_result in [false, true] {
+        let leaf = Tensor::from_vec((0..12).map(|i| i as f32).collect(), [4, 3], &device).requires_grad();
+        let x = || if of_result { &leaf * 1.0 } else { leaf.clone() };
+        let gradient = |loss: Tensor| loss.backward().get(&leaf).unwrap().to_vec::<f32>().unwrap();
+        let rows = |x: &Tensor, from: isize, len: usize, by: f64| (x.narrow(0, from, len) * by).sum(());
+        let all = x();
+        let split = rows(&all, 2, 2, 3.0) + rows(&all, 0, 2, 5.0);
+        assert_eq!(gradient(split), [[5.0; 3], [5.0; 3], [3.0; 3], [3.0; 3]].concat());
+        let all = x();
+        assert_eq!(gradient(rows(&all, 1, 2, 2.0)), [[0.0; 3], [2.0; 3], [2.0; 3], [0.0; 3]].concat());
+        let all = x();
+        let overlap = rows(&all, 0, 3, 1.0) + rows(&all, 2, 2, 4.0);
+        assert_eq!(gradient(overlap), [[1.0; 3], [1.0; 3], [5.0; 3], [4.0; 3]].concat());
+        let all = x();
+        let crossed = rows(&all, 0, 2, 1.0) + (all.narrow(1, 0, 1) * 2.0).sum(()) + (&all * 10.0).sum(());
+        let want = [[13.0, 11.0, 11.0], [13.0, 11.0, 11.0], [12.0, 10.0, 10.0], [12.0, 10.0, 10.0]];
+        assert_eq!(gradient(crossed), want.concat());
+        let all = x();
+        assert_eq!(gradient(rows(&all, 0, 4, 7.0)), [7.0; 12]);
+    }
+}
+
+#[test]
+fn parts_can_be_differentiated_twice() {
+    let device = Device::cpu();
+    let leaf = Tensor::from_vec(vec![1.0f32, 2.0, 3.0, 4.0], [4], &device).requires_grad();
+    let all = &leaf * 1.0;
+    let last = all.narrow(0, 2, 2);
+    let loss = (all.narrow(0, 0, 2).square() * 3.0).sum(()) + (last.square() * &last).sum(());
+    let first = loss.differentiate().track().run().get(&leaf).unwrap().clone();
+    let second = first.sum(()).backward().get(&leaf).unwrap().to_vec::<f32>().unwrap();
+    assert_eq!(second, [6.0, 6.0, 18.0, 24.0]);
+}
