@@ -29,10 +29,10 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     };
     for device in devices {
         let (info, memory) = (device.info(), device.memory());
-        let dtypes: Vec<_> = DType::ALL.iter().map(|d| (d.name(), format!("{:?}", info.usage(*d)))).collect();
+        let usage = |dtype: DType| info.usage(dtype).names().collect::<Vec<_>>();
         if args.json {
             let dtypes: serde_json::Map<_, _> =
-                dtypes.into_iter().map(|(d, u)| (d.into(), u.into())).collect();
+                DType::ALL.iter().map(|&d| (d.name().into(), usage(d).into())).collect();
             println!(
                 "{}",
                 serde_json::json!({
@@ -49,8 +49,8 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
             info.threads,
             info.numerics
         );
-        for (dtype, usage) in dtypes {
-            println!("    {dtype:<5} {usage}");
+        for dtype in DType::ALL {
+            println!("    {:<5} {}", dtype.name(), usage(dtype).join(" "));
         }
     }
     Ok(ExitCode::SUCCESS)

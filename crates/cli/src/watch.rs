@@ -100,7 +100,7 @@ fn table(status: &Value, before: Option<&Value>) -> String {
             held("bytes"),
             rate("operations"),
             rate("busy_micros") / 1e4,
-            session["queue"],
+            held("queue"),
             (rate("received_bytes") + rate("sent_bytes")) / 1e6,
             if session["connected"] == true { "" } else { "  (away)" },
         ));

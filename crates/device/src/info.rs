@@ -53,6 +53,16 @@ impl Usage {
         Usage(bits & 7)
     }
 
+    /// The names of what is in it.
+    pub fn names(self) -> impl Iterator<Item = &'static str> {
+        let all = [
+            (Usage::STORAGE, "storage"),
+            (Usage::ARITHMETIC, "arithmetic"),
+            (Usage::ACCELERATED, "accelerated"),
+        ];
+        all.into_iter().filter(move |(usage, _)| self.has(*usage)).map(|(_, name)| name)
+    }
+
     /// Whether all of `other` is in this set.
     pub const fn has(self, other: Usage) -> bool {
         self.0 & other.0 == other.0
@@ -61,12 +71,7 @@ impl Usage {
 
 impl std::fmt::Debug for Usage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let names = [
-            (Usage::STORAGE, "storage"),
-            (Usage::ARITHMETIC, "arithmetic"),
-            (Usage::ACCELERATED, "accelerated"),
-        ];
-        f.debug_set().entries(names.iter().filter(|(u, _)| self.has(*u)).map(|(_, n)| n)).finish()
+        f.debug_set().entries(self.names()).finish()
     }
 }
 
