@@ -208,11 +208,10 @@ fn share(rank: usize, ranks: usize) -> Option<libc::cpu_set_t> {
     // SAFETY: every number is below the set's size.
     let cores: Vec<usize> =
         (0..libc::CPU_SETSIZE as usize).filter(|&core| unsafe { libc::CPU_ISSET(core, &all) }).collect();
-    let own = &cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks];
     if cores.len() < ranks {
         return None;
     }
-    for &core in own {
+    for &core in &cores[rank * cores.len() / ranks..(rank + 1) * cores.len() / ranks] {
         // SAFETY: as above.
         unsafe { libc::CPU_SET(core, &mut share) };
     }

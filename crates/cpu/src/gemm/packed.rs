@@ -276,7 +276,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
 
     /// Whether more of A is packed than the last strip.
     fn a_packs(&self) -> bool {
-        (0..self.a_strips - 1).any(|r| !self.a_direct(r))
+        self.a_strips > 1 && !self.a_direct(0)
     }
 
     /// Whether the columns of strip s of B are read where they are.

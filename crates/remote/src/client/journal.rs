@@ -48,7 +48,7 @@ struct Taking {
     /// Entries before this one are covered by it.
     cut: u64,
     values: Values,
-    /// Bytes of the values in memory.
+    /// Bytes of the values in memory that the last snapshot does not hold.
     bytes: usize,
     missing: FxHashMap<Id, Place>,
     /// Everything before the cut is known to be executed and answered.
@@ -215,9 +215,9 @@ impl Journal {
                 (None, None) => drop(taking.missing.insert(id, *place)),
             }
         }
-        taking.bytes = taking.values.values().map(Kept::bytes).sum();
         let ids: Vec<Id> = taking.missing.keys().copied().collect();
         self.taking = Some(taking);
+        self.count();
         Some(ids)
     }
 
@@ -315,7 +315,8 @@ impl Journal {
         self.base_bytes = self.base.values().map(Kept::bytes).sum();
         self.base_stored = self.base.values().map(Kept::stored).sum();
         if let Some(taking) = &mut self.taking {
-            taking.bytes = taking.values.values().map(Kept::bytes).sum();
+            let own = taking.values.iter().filter(|(id, _)| !self.base.contains_key(id));
+            taking.bytes = own.map(|(_, kept)| kept.bytes()).sum();
         }
     }
 
