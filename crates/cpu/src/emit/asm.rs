@@ -69,10 +69,7 @@ impl Asm {
 
     /// `code dst, a, b`.
     pub fn three(&mut self, code: Code, dst: Register, a: Register, b: Place) {
-        self.put(match b {
-            Place::Reg(b) => Instruction::with3(code, dst, a, b),
-            Place::Mem(b) => Instruction::with3(code, dst, a, b),
-        });
+        self.put(three(code, dst, a, b));
     }
 
     /// `code dst, src, imm`.
@@ -85,10 +82,7 @@ impl Asm {
 
     /// `code dst, a, b, imm`.
     pub fn three_by(&mut self, code: Code, dst: Register, a: Register, b: Place, by: u32) {
-        self.put(match b {
-            Place::Reg(b) => Instruction::with4(code, dst, a, b, by),
-            Place::Mem(b) => Instruction::with4(code, dst, a, b, by),
-        });
+        self.put(three_by(code, dst, a, b, by));
     }
 
     /// Where the next instruction will be.
@@ -138,6 +132,28 @@ pub(super) fn two(code: Code, dst: Register, src: Place) -> Result<Instruction, 
     match src {
         Place::Reg(src) => Instruction::with2(code, dst, src),
         Place::Mem(src) => Instruction::with2(code, dst, src),
+    }
+}
+
+/// `code dst, a, b`.
+pub(super) fn three(code: Code, dst: Register, a: Register, b: Place) -> Result<Instruction, IcedError> {
+    match b {
+        Place::Reg(b) => Instruction::with3(code, dst, a, b),
+        Place::Mem(b) => Instruction::with3(code, dst, a, b),
+    }
+}
+
+/// `code dst, a, b, imm`.
+pub(super) fn three_by(
+    code: Code,
+    dst: Register,
+    a: Register,
+    b: Place,
+    by: u32,
+) -> Result<Instruction, IcedError> {
+    match b {
+        Place::Reg(b) => Instruction::with4(code, dst, a, b, by),
+        Place::Mem(b) => Instruction::with4(code, dst, a, b, by),
     }
 }
 

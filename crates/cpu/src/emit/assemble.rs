@@ -50,6 +50,7 @@ pub(super) fn assemble(lowered: &Lowered, listed: bool) -> Option<Assembled> {
         return None;
     }
     leave(&mut body, saved);
+    body.finish();
     let slots = body.slots as usize;
     body.asm.fill(frame, (slots * SLOT) as i32);
     if !body.fits() {

@@ -67,6 +67,8 @@ pub(super) enum Lane {
     Sub,
     Mul,
     Div,
+    /// a / b for a b that is the same for every element; c is 1 / b, or NaN if that is of no use. Not on AVX2.
+    Over,
     /// a b + c, and c - a b, with one rounding.
     Fma,
     Fnma,
@@ -156,7 +158,7 @@ impl Lane {
             Lane::And | Lane::Or | Lane::Xor | Lane::AddInt | Lane::SubInt | Lane::MulInt => 2,
             Lane::MinInt | Lane::MaxInt | Lane::Compare(_) | Lane::CompareInt(_) => 2,
             Lane::Both | Lane::Either | Lane::Differ | Lane::Keep => 2,
-            Lane::Fma | Lane::Fnma | Lane::Merge | Lane::Pick => 3,
+            Lane::Over | Lane::Fma | Lane::Fnma | Lane::Merge | Lane::Pick => 3,
         }
     }
 
@@ -180,6 +182,8 @@ impl Lane {
 pub(super) struct Graph {
     pub target: Target,
     pub nodes: Vec<Node>,
+    /// Which nodes are the same for every element.
+    pub fixed: Vec<bool>,
     known: FxHashMap<Node, u32>,
     /// Something was asked for that has no lane operation.
     pub missing: bool,
@@ -187,7 +191,7 @@ pub(super) struct Graph {
 
 impl Graph {
     pub fn new(target: Target) -> Graph {
-        Graph { target, nodes: Vec::new(), known: FxHashMap::default(), missing: false }
+        Graph { target, nodes: Vec::new(), fixed: Vec::new(), known: FxHashMap::default(), missing: false }
     }
 
     /// The node that does this, an earlier one if there is one.
@@ -199,6 +203,11 @@ impl Graph {
         }
         let node = Node { lane, args: all };
         *self.known.entry(node).or_insert_with(|| {
+            self.fixed.push(match lane {
+                Lane::Const(_) | Lane::Splat(..) => true,
+                Lane::Load(..) | Lane::Sum(_) => false,
+                _ => node.args().iter().all(|&a| self.fixed[a as usize]),
+            });
             self.nodes.push(node);
             self.nodes.len() as u32 - 1
         })
@@ -206,18 +215,5 @@ impl Graph {
 
     pub fn at(&self, node: u32) -> Node {
         self.nodes[node as usize]
-    }
-
-    /// Which nodes are the same for every element.
-    pub fn fixed(&self) -> Vec<bool> {
-        let mut fixed = Vec::with_capacity(self.nodes.len());
-        for node in &self.nodes {
-            fixed.push(match node.lane {
-                Lane::Const(_) | Lane::Splat(..) => true,
-                Lane::Load(..) | Lane::Sum(_) => false,
-                _ => node.args().iter().all(|&a| fixed[a as usize]),
-            });
-        }
-        fixed
     }
 }

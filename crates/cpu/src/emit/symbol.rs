@@ -243,11 +243,25 @@ fn extreme(a: Real, b: Real, lane: Lane, tie: Lane, wins: u32) -> Real {
 }
 
 impl Float for Real {
-    binary!(div Div);
     absent!(sin cos tan asin acos atan sinh cosh asinh acosh atanh; atan2);
 
     fn of(x: f64) -> Real {
         Real::lit(x as f32)
+    }
+    fn div(self, by: Real) -> Real {
+        let fixed = |x: Real| {
+            let node = x.0.node();
+            GRAPH.with_borrow(|g| g.fixed[node as usize])
+        };
+        if target() == Target::Avx2 || fixed(self) || !fixed(by) {
+            return Real(make(Lane::Div, &[self.0, by.0]));
+        }
+        // What the body's way to divide by it is good for.
+        let [least, most] = [-20, 20].map(|e| Real::lit(2f32.powi(e)));
+        let size = by.abs();
+        let fair = compare(graph::AT_MOST, least, size).and(compare(graph::AT_MOST, size, most));
+        let inverse = pick(fair, make(Lane::Div, &[Real::ONE.0, by.0]), Real::lit(f32::NAN).0);
+        Real(make(Lane::Over, &[self.0, by.0, inverse]))
     }
     fn to(self) -> f64 {
         missing();

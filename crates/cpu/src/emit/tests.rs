@@ -467,3 +467,111 @@ proptest! {
         prop_assert_eq!(compiled, wanted);
     }
 }
+
+/// A number with any mantissa, of about 2 to that power.
+fn ordinary(noise: &mut Noise, power: i32) -> f32 {
+    let bits = noise.next() as u32 & 0x807f_ffff | 0x3f80_0000;
+    f32::from_bits(bits) * 2f32.powi(power)
+}
+
+/// x / c, (x / c) / c and so on: enough of them that they are not divided for.
+fn quotients(outputs: Vec<Output>) -> Pass {
+    let input = |splat| Input { dtype: DType::F32, splat };
+    let div = |x| step(Kernel::Binary(Binary::Div), DType::F32, DType::F32, &[x, 1]);
+    Pass { inputs: vec![input(false), input(true)], steps: vec![div(0), div(2), div(3)], outputs }
+}
+
+fn memory_of(values: &[f32]) -> Memory {
+    let mut memory = Memory::new(values.len() * 4);
+    for (to, x) in memory.bytes(values.len() * 4).chunks_mut(4).zip(values) {
+        to.copy_from_slice(&x.to_le_bytes());
+    }
+    memory
+}
+
+#[test]
+fn quotients_by_one_number_are_as_if_divided_for() {
+    const LEN: usize = 4 * 64;
+    let stored = |value| Output::Store { value, stream: false };
+    let folded = Output::Fold { value: 3, kind: ReduceKind::Sum };
+    let special = [0.0, -0.0, f32::INFINITY, f32::NAN, 1e-45, f32::MIN_POSITIVE, f32::MAX, 1e-30];
+    let edges = [1.0, 3.0, 0.3, 0.5, -7.0, 1.999_999_9, 2f32.powi(20), 2f32.powi(-20), 0.999_999_94];
+    let mut noise = Noise(5);
+    for outputs in [vec![stored(2), stored(4)], vec![stored(2), stored(4), folded]] {
+        let pass = quotients(outputs);
+        for target in targets() {
+            let Some(code) = Code::new(&pass, target) else { continue };
+            for turn in 0..20_000 {
+                let by = match turn {
+                    0..8 => special[turn],
+                    8..17 => edges[turn - 8],
+                    17..1000 => ordinary(&mut noise, turn as i32 % 60 - 30),
+                    _ => ordinary(&mut noise, 0),
+                };
+                // Sometimes one of which no product is right: a turn of the loop divides, others do not.
+                let rare = if turn % 3 == 0 { noise.below(LEN) } else { LEN };
+                let x = |i| match i {
+                    _ if i == rare => special[noise.below(special.len())],
+                    _ if turn % 7 == 0 && i % 5 == 0 => [0.0, -0.0][i % 2],
+                    // Next to what is halfway between two quotients.
+                    _ if i % 4 == 0 => {
+                        (ordinary(&mut noise, 0) as f64 * (1.0 + 2f64.powi(-24)) * by as f64) as f32
+                    }
+                    _ => ordinary(&mut noise, turn as i32 % 64 - 32),
+                };
+                let xs: Vec<f32> = (0..LEN).map(x).collect();
+                let mut want: [Vec<f32>; 3] = [xs.iter().map(|x| x / by).collect(), vec![], vec![]];
+                want[1] = want[0].iter().map(|x| x / by).collect();
+                want[2] = want[1].iter().map(|x| x / by).collect();
+                // The second output takes the input's place.
+                let mut memory = [memory_of(&xs), memory_of(&[by]), Memory::new(LEN * 4), Memory::new(64)];
+                let [x, number, first, sums] = memory.each_mut().map(Memory::at);
+                let addresses = [x, number, first, x, sums];
+                // SAFETY: every address has room.
+                unsafe { code.run(&addresses[..pass.inputs.len() + pass.outputs.len()], LEN) };
+                let [mut last, _, mut first, mut sums] = memory;
+                let checked = [(&mut first, memory_of(&want[0])), (&mut last, memory_of(&want[2]))];
+                for (got, mut want) in checked {
+                    let (got, want) =
+                        (bits(got.bytes(LEN * 4), DType::F32), bits(want.bytes(LEN * 4), DType::F32));
+                    let wrong = (0..LEN).find(|&i| got[i] != want[i]);
+                    assert!(
+                        wrong.is_none(),
+                        "{wrong:?} of {xs:?} by {by:e} on {target:?}: {got:x?}, not {want:x?}"
+                    );
+                }
+                if pass.outputs.len() == 3 {
+                    let mut want = lanes(memory_of(&want[1]).bytes(LEN * 4), DType::F32, ReduceKind::Sum);
+                    assert_eq!(bits(sums.bytes(64), DType::F32), bits(want.bytes(64), DType::F32));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn ordinary_quotients_are_not_divided_for() {
+    if !Isa::Avx512.supported() {
+        return;
+    }
+    let pass = quotients(vec![Output::Store { value: 4, stream: false }]);
+    let code = Code::new(&pass, Target::Avx512).unwrap();
+    let divided = |xs: &[f32], by: f32| {
+        let mut memory = [memory_of(xs), memory_of(&[by]), memory_of(xs)];
+        let addresses = memory.each_mut().map(Memory::at);
+        let lanes: u32;
+        // SAFETY: every address has room. The code leaves the lanes of its last turn in k6.
+        unsafe {
+            code.run(&addresses, xs.len());
+            std::arch::asm!("kmovw {0:e}, k6", out(reg) lanes);
+        }
+        lanes != 0
+    };
+    let mut noise = Noise(6);
+    let mut xs: Vec<f32> = (0..256).map(|i| ordinary(&mut noise, i % 100 - 50)).collect();
+    xs[255] = -0.0;
+    assert!(!divided(&xs, 0.3));
+    assert!(divided(&xs, 1e-30));
+    xs[255] = f32::INFINITY;
+    assert!(divided(&xs, 0.3));
+}

@@ -2,8 +2,14 @@
 
 use super::super::asm::{self, Place, memory};
 use super::super::graph::{self, Form, Lane, Target};
-use super::Body;
+use super::{Body, INEXACT};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
+
+/// Quotients from 2^-75 to 2^75 are in range for divisors from 2^-20 to 2^20; as bits without the sign, shifted by one.
+const LEAST: u32 = (127 - 75) << 24;
+const SPAN: u32 = 150 << 24;
+/// The predicate of a comparison without signs.
+const NOT_LESS_EQUAL: u32 = 6;
 
 impl Body<'_> {
     pub(super) fn compute(&mut self, node: u32, copy: usize, args: &[u32; 3]) {
@@ -24,6 +30,7 @@ impl Body<'_> {
                 self.asm.put(Instruction::with3(code, narrow, from, 0));
                 self.half_to_float(dst, reg, false);
             }
+            Lane::Over => self.quotient(node, copy, args),
             Lane::Fma | Lane::Fnma => self.multiply_add(lane == Lane::Fnma, node, copy, args),
             Lane::Merge => self.merge(node, copy, args),
             Lane::Compare(_) | Lane::CompareInt(_) => self.compare(lane, node, copy, a, b),
@@ -113,6 +120,44 @@ impl Body<'_> {
                 self.asm.three(code, dst, left, right);
             }
         }
+    }
+
+    /// a / b by c, which is 1 / b: twice a product corrected by what it leaves of a. After the first time the quotient is
+    /// one of the two numbers next to the true one, after the second the nearest (Markstein's theorem), provided that no
+    /// step leaves the range of normal numbers. Lanes where one might are noted. A quotient of 0 is the product.
+    fn quotient(&mut self, node: u32, copy: usize, args: &[u32; 3]) {
+        use Code::*;
+        let [a, b, c] = *args;
+        let dividend = self.ensure(a);
+        let divisor = self.place(b);
+        if !self.quick {
+            self.release(a);
+            self.release(b);
+            let dst = self.define(node, copy);
+            return self.asm.three(EVEX_Vdivps_zmm_k1z_zmm_zmmm512b32_er, dst, dividend, divisor);
+        }
+        let inverse = self.place(c);
+        let dst = self.define(node, copy);
+        self.locked[3] = self.value(node, copy);
+        let rest = Register::ZMM0 + self.scratch();
+        let some = Register::K1 + self.take(1) as u32;
+        let [.., subtract] = asm::fused(Target::Avx512, true);
+        let [.., add] = asm::fused(Target::Avx512, false);
+        let every = |at: MemoryOperand| Place::Mem(MemoryOperand { is_broadcast: true, ..at });
+        let [size, least, span] = [!0 >> 1, LEAST, SPAN].map(|bits| every(self.constant(bits)));
+        self.asm.three(EVEX_Vmulps_zmm_k1z_zmm_zmmm512b32_er, dst, dividend, inverse);
+        self.asm.three(EVEX_Vptestmd_kr_k1_zmm_zmmm512b32, some, dividend, size);
+        for _ in 0..2 {
+            self.asm.two(EVEX_Vmovups_zmm_k1z_zmmm512, rest, Place::Reg(dividend));
+            self.asm.three(subtract, rest, dst, divisor);
+            self.asm.put_masked(asm::three(add, dst, rest, inverse), some, false);
+        }
+        self.asm.three(EVEX_Vpaddd_zmm_k1z_zmm_zmmm512b32, rest, dst, Place::Reg(dst));
+        self.asm.three(EVEX_Vpsubd_zmm_k1z_zmm_zmmm512b32, rest, rest, least);
+        let outside = asm::three_by(EVEX_Vpcmpud_kr_k1_zmm_zmmm512b32_imm8, some, rest, span, NOT_LESS_EQUAL);
+        self.asm.put_masked(outside, some, false);
+        self.asm.three(VEX_Korw_kr_kr_kr, INEXACT, INEXACT, Place::Reg(some));
+        args.iter().for_each(|&arg| self.release(arg));
     }
 
     /// One element for all lanes, before the loop.

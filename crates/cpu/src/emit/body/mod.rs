@@ -3,12 +3,15 @@
 //! The body is a straight line of items, those of several copies (neighbouring vectors, or chunks) interleaved so that
 //! one's latency hides behind another's work. What is the same for every element is computed before the loop and stays
 //! in a register if there is room, else in memory, from where most instructions take an operand for nothing.
+//!
+//! Quotients by such a value are not divided for but multiplied and corrected. Where an element is too large or too small
+//! for that, all elements of the turn are computed once more, by dividing, in code behind the loops.
 
 mod compute;
 mod registers;
 mod transfer;
 
-use super::asm::{self, Asm, memory};
+use super::asm::{self, Asm, Label, Open, Place, memory};
 use super::graph::{Form, Graph, Lane, Target};
 use super::lower::{Fold, Lowered, Store};
 use iced_x86::{Code, MemoryOperand, Register};
@@ -18,10 +21,14 @@ use rustc_hash::FxHashMap;
 const NEVER: u32 = u32::MAX;
 /// The mask of the lanes that are there.
 pub(super) const TAIL: Register = Register::K7;
+/// The mask of the lanes whose quotients must be divided for.
+const INEXACT: Register = Register::K6;
 /// The addresses, the constants, the current element.
 pub(super) const ADDRESSES: Register = Register::RDI;
 pub(super) const POOL: Register = Register::RDX;
 pub(super) const INDEX: Register = Register::RCX;
+/// From so many divisions and roots on a loop waits for the divider.
+const DIVIDER: usize = 3;
 /// Bytes of a place on the stack.
 pub(super) const SLOT: usize = 64;
 /// Stack that may be used without asking for it: a page, less what is saved there.
@@ -33,6 +40,8 @@ enum Item {
     Node(u32),
     /// Loads what will be stored before anything is: an output may take an input's place.
     Hold(u32),
+    /// Leaves if a quotient must be divided for, before anything is written.
+    Check,
     Fold(u32),
     Store(u32),
 }
@@ -86,6 +95,12 @@ pub(super) struct Body<'a> {
     shape: Shape,
     /// Copies of the main loop.
     pub copies: usize,
+    /// Quotients by what is the same for every element are not divided for: in most bodies, and in this one.
+    multiplies: bool,
+    quick: bool,
+    /// Where bodies leave for [`Body::finish`], what they are, and where they go on.
+    left: Vec<(Open, Shape, Label)>,
+    leaves: Option<Open>,
 }
 
 impl<'a> Body<'a> {
@@ -102,7 +117,7 @@ impl<'a> Body<'a> {
             stores,
             folds,
             target,
-            fixed: graph.fixed(),
+            fixed: graph.fixed.clone(),
             needed: Vec::new(),
             pool: Vec::new(),
             places: FxHashMap::default(),
@@ -114,8 +129,20 @@ impl<'a> Body<'a> {
             slots: 0,
             shape: Shape { copies: 1, apart: 0, masked: false },
             copies: 1,
+            multiplies: true,
+            quick: false,
+            left: Vec::new(),
+            leaves: None,
         };
         body.find_needed();
+        body.multiplies = body.quotients();
+        body.quick = body.multiplies;
+        if body.multiplies {
+            // The last is INEXACT.
+            body.held[1].pop();
+        } else {
+            body.find_needed();
+        }
         body.choose_copies();
         let empty = Held { reg: None, home: Home::Nowhere, next: NEVER, pinned: false };
         body.values = vec![empty; graph.nodes.len() * body.copies];
@@ -133,10 +160,20 @@ impl<'a> Body<'a> {
         self.folds.iter().for_each(|fold| needed[self.folded(fold).1 as usize] = true);
         for (i, node) in self.graph.nodes.iter().enumerate().rev() {
             if needed[i] {
-                node.args().iter().for_each(|&arg| needed[arg as usize] = true);
+                let arity = self.arity(node.lane, self.multiplies);
+                node.args[..arity].iter().for_each(|&arg| needed[arg as usize] = true);
             }
         }
         self.needed = needed;
+    }
+
+    /// Whether quotients by what is the same for every element are worth many instructions: they are where the loop waits
+    /// for the core's divider, not where it waits for memory.
+    fn quotients(&self) -> bool {
+        let busy = |lane| matches!(lane, Lane::Over | Lane::Div | Lane::Sqrt);
+        let divides = |&n: &usize| self.needed[n] && !self.fixed[n] && busy(self.graph.nodes[n].lane);
+        let divided: Vec<usize> = (0..self.graph.nodes.len()).filter(divides).collect();
+        divided.len() >= DIVIDER && divided.iter().any(|&n| self.graph.nodes[n].lane == Lane::Over)
     }
 
     /// What a fold's last instruction takes: the element, if one instruction adds it, else the next state.
@@ -159,10 +196,16 @@ impl<'a> Body<'a> {
         let held = self.stores.iter().filter(|s| matches!(self.graph.at(s.value).lane, Lane::Load(..)));
         computed
             .map(Item::Node)
+            .chain(self.quick.then_some(Item::Check))
             .chain((0..self.folds.len() as u32).map(Item::Fold))
             .chain(held.map(|store| Item::Hold(store.value)))
             .chain((0..self.stores.len() as u32).map(Item::Store))
             .collect()
+    }
+
+    /// A division does not take the inverse.
+    fn arity(&self, lane: Lane, multiplies: bool) -> usize {
+        if lane == Lane::Over && !multiplies { 2 } else { lane.arity() }
     }
 
     fn args(&self, item: Item, args: &mut [u32; 3]) -> usize {
@@ -170,12 +213,13 @@ impl<'a> Body<'a> {
             Item::Node(node) => {
                 let node = self.graph.at(node);
                 *args = node.args;
-                node.lane.arity()
+                self.arity(node.lane, self.quick)
             }
             Item::Hold(value) => {
                 args[0] = value;
                 1
             }
+            Item::Check => 0,
             Item::Fold(fold) => {
                 args[0] = self.folded(&self.folds[fold as usize]).1;
                 1
@@ -296,7 +340,7 @@ impl<'a> Body<'a> {
         let mut pinned = [0, 0];
         for node in kept {
             let class = self.class(node);
-            let limit = [room, 3][class];
+            let limit = [room, self.held[1].len().saturating_sub(3)][class];
             self.locked = [node, NEVER, NEVER, NEVER];
             if pinned[class] < limit {
                 pinned[class] += 1;
@@ -326,8 +370,32 @@ impl<'a> Body<'a> {
 
     /// The body of a loop. What it leaves in registers but pinned values is nothing.
     pub fn run(&mut self, shape: Shape) {
+        self.quick = self.multiplies && !shape.masked;
+        if self.quick {
+            self.asm.three(Code::VEX_Kxorw_kr_kr_kr, INEXACT, INEXACT, Place::Reg(INEXACT));
+        }
         let items = self.items();
         self.straight(&items, shape, &[]);
+        if let Some(leaves) = self.leaves.take() {
+            self.left.push((leaves, shape, self.asm.here()));
+        }
+    }
+
+    /// What bodies left for: the same by dividing.
+    pub fn finish(&mut self) {
+        self.quick = false;
+        for (leaves, shape, back) in std::mem::take(&mut self.left) {
+            self.asm.land(leaves);
+            let items = self.items();
+            self.straight(&items, shape, &[]);
+            self.asm.jump_back(Code::Jmp_rel32_64, back);
+        }
+    }
+
+    /// Leaves if any lane of [`INEXACT`] is set.
+    fn check(&mut self) {
+        self.asm.two(Code::VEX_Kortestw_kr_kr, INEXACT, Place::Reg(INEXACT));
+        self.leaves = Some(self.asm.jump(Code::Jne_rel32_64));
     }
 
     /// Items in order for each copy, interleaved; `kept` values are wanted afterwards.
@@ -382,6 +450,8 @@ impl<'a> Body<'a> {
                     self.ensure(args[0]);
                     self.values[args[0] as usize].home = Home::Nowhere;
                 }
+                Item::Check if copy + 1 == shape.copies => self.check(),
+                Item::Check => {}
                 Item::Fold(fold) => self.fold(&self.folds[fold as usize], copy, args[0]),
                 Item::Store(store) => self.store(&self.stores[store as usize], copy, args[0]),
             }
