@@ -132,8 +132,7 @@ impl<T: Task> Run<'_, T> {
                 Some(sync) => {
                     let mut round = sync.register(self.model).expect("a round");
                     round.backward(&loss).expect("a backward");
-                    let reduced = round.wait().expect("gradients");
-                    self.optimizer.step(self.model, &reduced.gradients);
+                    round.step(self.model, &mut self.optimizer).expect("gradients");
                 }
                 None => {
                     let gradients = loss.backward();

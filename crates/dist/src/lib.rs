@@ -20,4 +20,6 @@ pub use devices::{
 pub use error::Error;
 pub use kiln_group::{Config, Group, Identity, Layout, Reduce, Rendezvous, flight};
 pub use shards::{Partial, combine, partials, samples};
-pub use sync::{Bf16, Combine, Compress, Config as SyncConfig, GradientSync, Reduced, Round, Stats, Unused};
+pub use sync::{
+    Bf16, Combine, Compress, Config as SyncConfig, GradientSync, Reduced, Round, Stats, Stepped, Unused,
+};

@@ -323,10 +323,9 @@ fn advance<R: Recipe>(
     }
     let mut loss = None;
     for (worker, round) in workers.iter_mut().zip(rounds) {
-        let reduced = round.wait()?;
-        loss = loss.or(Some(reduced.loss));
         worker.optimizer.rate = recipe.rate(step);
-        worker.optimizer.step(&mut worker.model, &reduced.gradients);
+        let stepped = round.step(&mut worker.model, &mut worker.optimizer)?;
+        loss = loss.or(Some(stepped.loss));
         if syncs.len() > 1 {
             worker.device.submit();
         }

@@ -17,7 +17,7 @@ mod start;
 
 pub use compress::{Bf16, Compress};
 pub(crate) use fill::{Lent, Piece, fill};
-pub use round::{Reduced, Round};
+pub use round::{Reduced, Round, Stepped};
 
 use crate::Error;
 use kiln_group::{Claim, Group, Layout, Reduce};
@@ -93,7 +93,7 @@ pub enum Unused {
 ///
 /// ```
 /// use kiln_dist::{GradientSync, SyncConfig};
-/// use kiln_nn::{Linear, Module, Optimizer, Sgd};
+/// use kiln_nn::{Linear, Module, Sgd};
 /// use kiln_tensor::{Device, Tensor};
 ///
 /// // Two workers of this program, a device each; `GradientSync::start` does the same between processes.
@@ -114,8 +114,7 @@ pub enum Unused {
 ///         rounds.push(round);
 ///     }
 ///     for (worker, round) in rounds.into_iter().enumerate() {
-///         let reduced = round.wait()?;
-///         optimizers[worker].step(&mut models[worker], &reduced.gradients);
+///         round.step(&mut models[worker], &mut optimizers[worker])?;
 ///     }
 /// }
 /// assert_eq!(models[0].weight.to_vec::<f32>()?, models[1].weight.to_vec::<f32>()?);
@@ -164,7 +163,7 @@ pub struct Stats {
     pub buckets: u64,
     /// Bytes copied from gradients into buckets: the only copy there is.
     pub copied: u64,
-    /// How long [`Round::wait`] has waited.
+    /// How long [`Round::wait`] and [`Round::step`] have waited.
     pub waited: Duration,
     /// How long each rank was waited for, as the last to come.
     pub late: Vec<Duration>,

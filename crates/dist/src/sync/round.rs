@@ -6,12 +6,12 @@ use super::start::spread;
 use super::{Combine, GradientSync, Inner, State, Unused, Way};
 use crate::{Error, Partial};
 use kiln_group::{Call, Group, Op, Pending, Promise, Reduce};
-use kiln_nn::Module;
+use kiln_nn::{Module, Optimizer};
 use kiln_tensor::{Bytes, DType, Data, Device, Gradients, LeafGradient, Meta, Tensor, no_grad};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a step came to, on every worker alike.
 pub struct Reduced {
@@ -20,6 +20,14 @@ pub struct Reduced {
     /// The combined loss of all shards, weighted as their gradients were.
     pub loss: Tensor,
     /// Parameters that no shard used, where [`Unused::Zeros`] allows it.
+    pub unused: Vec<String>,
+}
+
+/// What [`Round::step`] came to, on every worker alike.
+pub struct Stepped {
+    /// As in [`Reduced`].
+    pub loss: Tensor,
+    /// As in [`Reduced`].
     pub unused: Vec<String>,
 }
 
@@ -62,6 +70,7 @@ struct Work {
     mask: Option<(Option<Promise>, Pending)>,
     hashes: Option<(Pending, Vec<u64>)>,
     copied: u64,
+    waited: Duration,
     failed: Option<Error>,
 }
 
@@ -125,6 +134,7 @@ impl Inner {
             mask: None,
             hashes: None,
             copied: 0,
+            waited: Duration::ZERO,
             failed: None,
             plan,
             parameters,
@@ -151,6 +161,20 @@ impl Inner {
             }
         }
         Ok(work)
+    }
+}
+
+impl Inner {
+    /// Notes what a step took, and the order of entries that it found.
+    fn collected(&self, work: &Work, order: Result<Option<Vec<usize>>, Error>) -> Result<(), Error> {
+        let mut state = self.lock();
+        state.stats.waited += work.waited;
+        state.stats.copied += work.copied;
+        state.stats.buckets += work.plan.buckets.len() as u64;
+        if let Some(order) = order? {
+            state.plan = Some(Arc::new(Plan::new(&self.config, work.plan.entries.clone(), &order, true)));
+        }
+        Ok(())
     }
 }
 
@@ -253,12 +277,11 @@ impl Round {
         if self.next < self.held.end { Ok(()) } else { Err(Error::Shard { rank, held: self.held.len() }) }
     }
 
-    /// Waits for the exchange, by the group's deadline, and gives what the optimiser needs.
+    /// Waits for the exchange, by the group's deadline, and gives what the optimiser needs. [`Round::step`] is faster where
+    /// the optimiser needs nothing else.
     pub fn wait(mut self) -> Result<Reduced, Error> {
         let inner = self.sync.0.clone();
-        if self.next < self.held.end {
-            return Err(Error::Unfinished { rank: inner.rank, left: self.held.end - self.next });
-        }
+        self.is_over()?;
         if let Some((gradients, loss)) = self.plain.take() {
             return Ok(Reduced { gradients, loss, unused: Vec::new() });
         }
@@ -267,18 +290,38 @@ impl Round {
             let loss = Tensor::zeros([], &Device::default());
             return Ok(Reduced { gradients: Gradients::default(), loss, unused: Vec::new() });
         };
-        let begun = Instant::now();
-        let sums = no_grad(|| work.collect(&inner, self.number));
-        let mut state = inner.lock();
-        state.stats.waited += begun.elapsed();
-        state.stats.copied += work.copied;
-        state.stats.buckets += work.plan.buckets.len() as u64;
-        let (sums, order) = sums?;
-        if let Some(order) = order {
-            state.plan = Some(Arc::new(Plan::new(&inner.config, work.plan.entries.clone(), &order, true)));
-        }
-        drop(state);
-        no_grad(|| work.reduced(&inner, sums))
+        no_grad(|| {
+            let mut sums = vec![None; work.plan.entries.len()];
+            let collected = work.collect(&inner, self.number, false, |came| {
+                came.for_each(|(entry, sum)| sums[entry] = Some(sum))
+            });
+            inner.collected(&work, collected)?;
+            work.reduced(&inner, sums.into_iter().flatten().collect())
+        })
+    }
+
+    /// Waits for the exchange and has `optimizer` make a step, beginning with the parameters of the buckets that come
+    /// first while the last ones are still under way. The same as [`Round::wait`] and [`Optimizer::step`] otherwise,
+    /// except that a step that fails half-way leaves some parameters updated.
+    pub fn step(mut self, model: &mut dyn Module, optimizer: &mut dyn Optimizer) -> Result<Stepped, Error> {
+        let inner = self.sync.0.clone();
+        self.is_over()?;
+        let work = match self.work.take() {
+            // Which of them are unused is known when all have come.
+            Some(work) if inner.config.unused != Unused::Zeros => work,
+            work => {
+                self.work = work;
+                let Reduced { gradients, loss, unused } = self.wait()?;
+                optimizer.step(model, &gradients);
+                return Ok(Stepped { loss, unused });
+            }
+        };
+        no_grad(|| work.step(&inner, self.number, model, optimizer))
+    }
+
+    fn is_over(&self) -> Result<(), Error> {
+        let left = self.held.end - self.next;
+        if left == 0 { Ok(()) } else { Err(Error::Unfinished { rank: self.sync.0.rank, left }) }
     }
 }
 
@@ -307,8 +350,8 @@ impl Turn<'_> {
     }
 }
 
-/// The combination of each entry; and the order that rank 0 found, where it is new.
-type Sums = (Vec<Tensor>, Option<Vec<usize>>);
+/// What a bucket's entries came to.
+type Came<'a> = &'a mut dyn Iterator<Item = (usize, Tensor)>;
 
 impl Work {
     /// The loss travels behind the gradients.
@@ -439,8 +482,15 @@ impl Work {
         Ok(())
     }
 
-    /// Waits for everything that is under way.
-    fn collect(&mut self, inner: &Inner, number: u64) -> Result<Sums, Error> {
+    /// Waits for everything that is under way, and has each bucket as it comes, which keeps the device `busy` or not;
+    /// gives the order of entries that rank 0 found, where it is new.
+    fn collect(
+        &mut self,
+        inner: &Inner,
+        number: u64,
+        busy: bool,
+        mut each: impl FnMut(Came<'_>),
+    ) -> Result<Option<Vec<usize>>, Error> {
         if let (Some((pending, own)), Way::Ranks(group)) = (self.hashes.take(), &inner.way) {
             let first = pending.wait()?;
             let differs = own.iter().zip(first.chunks(8)).position(|(own, first)| own.to_le_bytes() != first);
@@ -452,37 +502,39 @@ impl Work {
             }
         }
         let plan = self.plan.clone();
-        let mut sums: Vec<Option<Tensor>> = vec![None; plan.entries.len()];
         let mut failed = None;
         let mut pending = std::mem::take(&mut self.pending).into_iter();
         for (b, bucket) in plan.buckets.iter().enumerate() {
+            let members = bucket.members.iter();
             match &inner.way {
-                Way::Alone => {
-                    for &(entry, _) in &bucket.members {
-                        sums[entry] = self.stacks[entry].pop().map(|sum| self.finish(inner, sum));
+                Way::Alone => each(
+                    &mut members
+                        .filter_map(|&(entry, _)| Some((entry, finish(inner, self.stacks[entry].pop()?)))),
+                ),
+                Way::Ranks(_) => {
+                    let begun = Instant::now();
+                    let pending = pending.next().ok_or(Error::Early)?;
+                    let came = if busy && b > 0 { pending.wait_beside() } else { pending.wait() };
+                    self.waited += begun.elapsed();
+                    match came {
+                        Ok(buffer) => {
+                            let meta = Meta::new(bucket.dtype, [bucket.length]);
+                            let whole =
+                                Tensor::from_data(Data::new(meta, Bytes::new(Lent(buffer))), &self.device);
+                            each(&mut members.map(|&(entry, start)| {
+                                let shape = plan.entries[entry].meta.shape;
+                                let flat = whole.narrow(0, start as isize, shape.numel());
+                                let shape: Vec<isize> = shape.iter().map(|&d| d as isize).collect();
+                                (entry, flat.reshape(&shape[..]))
+                            }));
+                        }
+                        // The others are waited for all the same: the group may live on.
+                        Err(error) => drop(failed.get_or_insert(error)),
                     }
                 }
-                Way::Ranks(_) => match pending.next().map(Pending::wait) {
-                    Some(Ok(buffer)) => {
-                        let meta = Meta::new(bucket.dtype, [bucket.length]);
-                        let whole =
-                            Tensor::from_data(Data::new(meta, Bytes::new(Lent(buffer))), &self.device);
-                        for &(entry, start) in &bucket.members {
-                            let shape = plan.entries[entry].meta.shape;
-                            let flat = whole.narrow(0, start as isize, shape.numel());
-                            let shape: Vec<isize> = shape.iter().map(|&d| d as isize).collect();
-                            sums[entry] = Some(flat.reshape(&shape[..]));
-                        }
-                    }
-                    // The others are waited for all the same: the group may live on.
-                    Some(Err(error)) => drop(failed.get_or_insert(error)),
-                    None => return Err(Error::Early),
-                },
                 Way::Moves(moves) => {
                     let list = moves.take((number, b), inner.rank).ok_or(Error::Early)??;
-                    for (&(entry, _), sum) in bucket.members.iter().zip(list) {
-                        sums[entry] = Some(self.finish(inner, sum));
-                    }
+                    each(&mut members.zip(list).map(|(&(entry, _), sum)| (entry, finish(inner, sum))));
                 }
             }
         }
@@ -499,15 +551,46 @@ impl Work {
         if let Some((_, pending)) = self.mask.take() {
             self.used = pending.wait()?.iter().map(|&used| used != 0).collect();
         }
-        Ok((sums.into_iter().flatten().collect(), order))
+        Ok(order)
     }
 
-    /// What a reduction between ranks does at the end.
-    fn finish(&self, inner: &Inner, sum: Tensor) -> Tensor {
-        match inner.config.combine {
-            Combine::Sum => sum,
-            Combine::Mean => sum / inner.layout.shards() as f64,
-        }
+    /// Updates the parameters of each bucket as it comes.
+    fn step(
+        mut self,
+        inner: &Inner,
+        number: u64,
+        model: &mut dyn Module,
+        optimizer: &mut dyn Optimizer,
+    ) -> Result<Stepped, Error> {
+        // Nobody else holds a parameter then, and it is updated in place.
+        self.parameters.clear();
+        let (plan, leaves, device) =
+            (self.plan.clone(), std::mem::take(&mut self.leaves), self.device.clone());
+        let (mut gradients, mut loss) = (HashMap::new(), None);
+        optimizer.begin();
+        let collected = self.collect(inner, number, true, |came| {
+            for (entry, sum) in came {
+                if entry == plan.parameters() {
+                    loss = Some(sum.reshape([0isize; 0]));
+                } else {
+                    gradients.insert(entry, decode(inner, sum, plan.entries[entry].meta.dtype));
+                }
+            }
+            model.visit_mut("", &mut |path, parameter| {
+                let entry = parameter.leaf().and_then(|leaf| leaves.get(&leaf));
+                if let Some(gradient) = entry.and_then(|entry| gradients.get(entry)) {
+                    *parameter = optimizer.update(path, &parameter.detach(), gradient).requires_grad();
+                }
+            });
+            gradients.clear();
+            // Runs while the next bucket is waited for.
+            if let Way::Ranks(_) = inner.way {
+                device.submit();
+            }
+        });
+        inner.collected(&self, collected)?;
+        device.mark();
+        Ok(Stepped { loss: loss.ok_or(Error::Early)?, unused: Vec::new() })
     }
 
     fn reduced(&self, inner: &Inner, mut sums: Vec<Tensor>) -> Result<Reduced, Error> {
@@ -519,13 +602,25 @@ impl Work {
                 reduced.unused.push(path.clone());
                 continue;
             }
-            let sum = match &inner.config.compress {
-                Some(hook) => hook.decode(&sum, meta.dtype),
-                None => sum,
-            };
-            reduced.gradients.set(&self.parameters[entry], sum);
+            reduced.gradients.set(&self.parameters[entry], decode(inner, sum, meta.dtype));
         }
         Ok(reduced)
+    }
+}
+
+/// What a reduction between ranks does at the end.
+fn finish(inner: &Inner, sum: Tensor) -> Tensor {
+    match inner.config.combine {
+        Combine::Sum => sum,
+        Combine::Mean => sum / inner.layout.shards() as f64,
+    }
+}
+
+/// A combination as a gradient of that dtype.
+fn decode(inner: &Inner, sum: Tensor, dtype: DType) -> Tensor {
+    match &inner.config.compress {
+        Some(hook) => hook.decode(&sum, dtype),
+        None => sum,
     }
 }
 
