@@ -81,7 +81,7 @@ pub struct Buffer {
     place: Place,
     /// Nothing while it is cached.
     arena: Option<Arc<Arena>>,
-    /// Memory of somebody else, which is only read.
+    /// Memory of somebody else, which is only read, but by who computes a value there first.
     lent: Option<Bytes>,
 }
 
@@ -229,7 +229,8 @@ impl Buffer {
     /// holds: whoever writes makes sure that nobody else reads or writes those bytes meanwhile, and writes only
     /// initialised bytes.
     pub fn as_mut_ptr(&self) -> *mut u8 {
-        self.as_ptr().cast_mut()
+        let target = self.lent.as_ref().and_then(Bytes::target);
+        target.unwrap_or(self.as_ptr().cast_mut())
     }
 
     /// The bytes.

@@ -47,6 +47,13 @@ impl Context<'_> {
         Ok(View::whole(buffer, meta))
     }
 
+    /// A fresh row-major value in that memory, if it can be one.
+    pub fn fresh_at(&self, meta: Meta, memory: Bytes) -> Option<View> {
+        let fits = memory.len() == meta.bytes() && memory.target().is_some();
+        let buffer = if fits { self.arena.lend(memory) } else { None };
+        buffer.map(|buffer| View::whole(buffer, meta))
+    }
+
     /// A fresh value with this content.
     pub fn filled(&self, meta: Meta, bytes: &[u8]) -> Result<View, Error> {
         let view = self.fresh(meta)?;
@@ -116,6 +123,10 @@ impl Kernels for CpuKernels {
 
     fn meta(&self, x: &View) -> Meta {
         x.meta()
+    }
+
+    fn follows_wishes(&self) -> bool {
+        true
     }
 
     fn fusers(&self) -> Vec<Box<dyn Fuser<View>>> {

@@ -7,8 +7,8 @@
 use crate::lowering;
 use crate::queue::Queue;
 use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room, Urgency,
-    pending,
+    Batch, Bytes, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
+    Urgency, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};
@@ -52,6 +52,10 @@ pub trait Kernels: Send + Sync + 'static {
     /// Memory that [`Kernels::upload`] takes over.
     fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
         None
+    }
+    /// Whether [`Device::wish`] is followed.
+    fn follows_wishes(&self) -> bool {
+        false
     }
     /// What can run several nodes as one.
     fn fusers(&self) -> Vec<Box<dyn Fuser<Self::Value>>> {
@@ -100,6 +104,7 @@ struct Shared<K: Kernels> {
 
 enum Work {
     Batch(Batch),
+    Wish(Id, Bytes),
     Write(Id, Data, Place),
     Read(Id, Promise<Data>),
     Sync(Promise<()>),
@@ -108,6 +113,8 @@ enum Work {
 /// What executing needs: the values, and plans for windows.
 struct Executor<V> {
     table: Table<V>,
+    /// Where values are wished to be that nobody has read yet.
+    wishes: FxHashMap<Id, Bytes>,
     engine: Engine<V>,
 }
 
@@ -127,7 +134,7 @@ impl<K: Kernels> HostDevice<K> {
         }
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
-            queue: Queue::new(Executor { table: FxHashMap::default(), engine }),
+            queue: Queue::new(Executor { table: FxHashMap::default(), wishes: FxHashMap::default(), engine }),
             values: AtomicUsize::new(0),
             failures: Mutex::default(),
             background: OnceLock::new(),
@@ -197,6 +204,16 @@ impl<K: Kernels> Device for HostDevice<K> {
         self.ask(Work::Sync)
     }
 
+    fn wish(&self, id: Id, memory: Bytes) {
+        if self.follows_wishes() {
+            self.shared.queue.push(Work::Wish(id, memory), 0);
+        }
+    }
+
+    fn follows_wishes(&self) -> bool {
+        self.shared.kernels.follows_wishes()
+    }
+
     fn supports(&self, _: &Op, _: &[Meta]) -> bool {
         true
     }
@@ -241,29 +258,33 @@ impl<K: Kernels> Shared<K> {
                 self.batch(executor, &batch);
                 batch.recycle();
             }
+            Work::Wish(id, memory) => drop(executor.wishes.insert(id, memory)),
             Work::Write(id, data, place) => {
                 let value = self.guarded("write", || self.kernels.upload(&data, place));
                 executor.table.insert(id, value.map_err(|e| self.fail(failed("write", id, None, e))));
             }
-            Work::Read(id, promise) => promise.answer(match executor.table.get(&id) {
-                Some(Ok(value)) => self.guarded("read", || self.kernels.download(value)),
-                Some(Err(error)) => Err((**error).clone()),
-                None => Err(Error::UnknownValue(id)),
-            }),
+            Work::Read(id, promise) => {
+                executor.wishes.remove(&id);
+                promise.answer(match executor.table.get(&id) {
+                    Some(Ok(value)) => self.guarded("read", || self.kernels.download(value)),
+                    Some(Err(error)) => Err((**error).clone()),
+                    None => Err(Error::UnknownValue(id)),
+                })
+            }
             Work::Sync(promise) => promise.answer(Ok(())),
         }
         self.values.store(executor.table.len(), Ordering::Relaxed);
     }
 
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
-        let Executor { table, engine } = executor;
+        let Executor { table, wishes, engine } = executor;
         let several = batch.items.len() > 1 || batch.items.iter().any(lowering::composite);
         if !engine.is_idle() && several {
             let outside = Outside { shared: self, table, batch };
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, &outside))).ok().flatten();
             if let Some(plan) = plan {
-                return engine.replay(plan, &batch.items, &mut Live { shared: self, table, batch });
+                return engine.replay(plan, &batch.items, &mut Live { shared: self, table, wishes, batch });
             }
         }
         for (at, item) in batch.items.iter().enumerate() {
@@ -360,6 +381,7 @@ impl<K: Kernels> Source for Outside<'_, K> {
 struct Live<'a, K: Kernels> {
     shared: &'a Shared<K>,
     table: &'a mut Table<K::Value>,
+    wishes: &'a FxHashMap<Id, Bytes>,
     batch: &'a Batch,
 }
 
@@ -382,6 +404,10 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
 
     fn place(&self) -> Place {
         self.batch.place
+    }
+
+    fn wish(&self, id: Id) -> Option<Bytes> {
+        self.wishes.get(&id).cloned()
     }
 
     fn read(&self, id: Id) -> Result<Data, Error> {

@@ -13,6 +13,12 @@ pub trait Host: Any + Send + Sync {
     fn is_lent(&self) -> bool {
         false
     }
+
+    /// Where a device may compute a value, see [`Device::wish`](crate::Device::wish): the first byte, if all of it may
+    /// be written while it is shared.
+    fn target(&self) -> Option<*mut u8> {
+        None
+    }
 }
 
 impl Host for Vec<u8> {
@@ -53,6 +59,11 @@ impl Bytes {
     /// Whether its owner lends it, see [`Host::is_lent`].
     pub fn is_lent(&self) -> bool {
         self.owner.is_lent()
+    }
+
+    /// The first byte, to write to, see [`Host::target`].
+    pub fn target(&self) -> Option<*mut u8> {
+        self.owner.target().map(|first| first.wrapping_add(self.start))
     }
 
     /// A part of it.

@@ -87,6 +87,16 @@ pub trait Device: Send + Sync + 'static {
         None
     }
 
+    /// Asks for value `id`, which a batch yet to be submitted defines, to be computed in that memory ([`Host::target`]),
+    /// where nobody else reads or writes until a [`Device::read`] of it is answered, and the device never after that.
+    /// Where it was, the answer's bytes are that memory.
+    fn wish(&self, _id: Id, _memory: Bytes) {}
+
+    /// Whether [`Device::wish`] is ever followed.
+    fn follows_wishes(&self) -> bool {
+        false
+    }
+
     /// Defines value `id`, of this meta, as what `from` is on `source`, without the bytes passing through the caller.
     /// `keep` holds `from` for as long as it may be asked for again. False, and nothing done, where there is no such
     /// way: then the caller reads and writes.

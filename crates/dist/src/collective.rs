@@ -116,7 +116,7 @@ fn start(own: &Tensor, group: &Group, op: Op, meta: Meta, at: Option<usize>) -> 
     let (promise, pending) = group.promise(call, meta.bytes())?;
     let buffer = promise.buffer()?;
     let pieces: Vec<Piece> = at.map(|at| (own.detach(), 0, at)).into_iter().collect();
-    fill(promise, buffer, pieces);
+    fill(promise, buffer, pieces, &Arc::default());
     Ok(Handle { pending, group: group.clone(), op, own: own.clone(), meta })
 }
 

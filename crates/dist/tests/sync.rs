@@ -81,7 +81,7 @@ fn train(sync: &GradientSync, model: &mut Mlp, device: &Device) -> Result<Vec<u3
         let mut round = sync.register(model)?;
         differentiate(&mut round, model, step, device)?;
         // Both ways are the same.
-        let loss = if (step + sync.rank()) % 2 == 0 {
+        let loss = if (step + sync.rank()).is_multiple_of(2) {
             round.step(model, &mut optimizer)?.loss
         } else {
             let reduced = round.wait()?;
@@ -411,4 +411,93 @@ fn a_hook_of_the_users_own_gives_the_same_bits_at_any_number_of_ranks() {
     }) {
         assert_eq!(got, want);
     }
+}
+
+/// Two parameters whose gradient is one value, which backward goes on with.
+struct Twins {
+    first: Tensor,
+    second: Tensor,
+    third: Tensor,
+}
+module!(Twins { first, second, third });
+
+impl Twins {
+    fn new(device: &Device) -> Twins {
+        let leaf = || Tensor::randn([32, 64], device).requires_grad();
+        Twins { first: leaf(), second: leaf(), third: leaf() }
+    }
+
+    fn loss(&self, shard: usize) -> Tensor {
+        let sum = &self.first + &self.second + self.third.tanh().reshape([64, 32]).reshape([32, 64]);
+        (sum * (shard as f64 + 0.5)).square().mean(())
+    }
+}
+
+#[test]
+fn gradients_are_computed_in_their_buckets_and_what_they_share_stays() {
+    let train = |sync: &GradientSync, twins: &mut Twins| {
+        let mut optimizer = Sgd::new(0.1);
+        for _ in 0..4 {
+            let mut round = sync.register(twins).unwrap();
+            for shard in round.shards() {
+                round.backward_of(&twins.loss(shard), 1, 4).unwrap();
+            }
+            round.step(twins, &mut optimizer).unwrap();
+        }
+        bits(twins)
+    };
+    seed(9);
+    let config = SyncConfig { first: 1 << 20, ..config() };
+    let want = train(&GradientSync::alone(4, config.clone()).unwrap(), &mut Twins::new(&device(0)));
+    let got = each(groups(2, 4), |group, device| {
+        seed(9);
+        let mut twins = Twins::new(&device);
+        let sync = GradientSync::start(&group, &mut twins, config.clone()).unwrap();
+        let bits = train(&sync, &mut twins);
+        let (copied, all) = (sync.stats().copied, 4 * 3 * 32 * 64 * 4);
+        assert!(copied < all / 10, "{copied} of {all} bytes were copied");
+        sync.close().unwrap();
+        bits
+    });
+    got.iter().for_each(|got| assert_eq!(*got, want));
+}
+
+/// Memory of a group for a device to compute in.
+struct Place(kiln_group::Range);
+
+impl kiln_tensor::Host for Place {
+    fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    fn target(&self) -> Option<*mut u8> {
+        Some(self.0.start())
+    }
+}
+
+#[test]
+fn values_are_computed_where_they_are_wished_and_nothing_else_is_there() {
+    let group = groups(1, 1).pop().unwrap();
+    let mut buffer = group.buffer(2 * 4 * 48 * 48).unwrap();
+    let place = |buffer: &kiln_group::Buffer, at: usize| {
+        kiln_tensor::Bytes::new(Place(buffer.range(0, at * 4 * 48 * 48..(at + 1) * 4 * 48 * 48)))
+    };
+    let device = device(0);
+    let (a, b) = (Tensor::randn([48, 48], &device), Tensor::randn([48, 48], &device));
+    let want = [a.matmul(&b).to_vec::<f32>().unwrap(), (&a + &b).tanh().to_vec().unwrap()];
+    let (product, sum) = (a.matmul(&b), (&a + &b).tanh());
+    let placed = [product.computed_in(place(&buffer, 0)), sum.computed_in(place(&buffer, 1))];
+    // The values themselves go on.
+    let others = [product.reshape([48 * 48]), sum.transpose(0, 1)];
+    for (i, (placed, want)) in placed.iter().zip(&want).enumerate() {
+        let data = placed.to_data().unwrap();
+        assert_eq!(data.bytes.as_ptr(), place(&buffer, i).as_ptr(), "value {i} is elsewhere");
+        let got: Vec<f32> = data.bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
+        assert_eq!(got, *want);
+    }
+    drop(placed);
+    buffer.fill(0xff);
+    assert_eq!(others[0].to_vec::<f32>().unwrap(), want[0]);
+    assert_eq!(others[1].transpose(0, 1).to_vec::<f32>().unwrap(), want[1]);
+    assert_eq!(product.to_vec::<f32>().unwrap(), want[0]);
 }

@@ -1,7 +1,7 @@
 //! The contract between the engine, those who fuse, and the device that executes.
 
 use crate::Window;
-use kiln_device::{Data, Error, Place};
+use kiln_device::{Bytes, Data, Error, Place};
 use kiln_ir::{Id, Node};
 use std::sync::Arc;
 
@@ -92,6 +92,11 @@ pub trait Handles<V> {
 
     /// Where new values live.
     fn place(&self) -> Place;
+
+    /// Where this value is wished to be, see [`kiln_device::Device::wish`].
+    fn wish(&self, _id: Id) -> Option<Bytes> {
+        None
+    }
 
     /// A value's content on the host: for fusers that know nothing of the device's own form of values.
     fn read(&self, id: Id) -> Result<Data, Error> {

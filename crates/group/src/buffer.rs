@@ -39,10 +39,45 @@ impl Buffer {
         self.poison = Some(reason.to_string());
     }
 
+    /// A range of one part that a device may compute in before the buffer is given to a collective. Whoever holds it
+    /// afterwards must not touch it.
+    pub fn range(&self, part: usize, range: std::ops::Range<usize>) -> Range {
+        assert!(range.start <= range.end && range.end <= self.bytes);
+        Range { at: self.at(part).wrapping_add(range.start), len: range.len(), region: self.region.clone() }
+    }
+
     pub(crate) fn at(&self, part: usize) -> *mut u8 {
         assert!(part < self.parts, "part {part} of {}", self.parts);
         // SAFETY: parts lie one after another in the region.
         unsafe { self.region.start().add(part * self.stride) }
+    }
+}
+
+/// Part of a [`Buffer`]'s memory, which stays as long as this.
+pub struct Range {
+    at: *mut u8,
+    len: usize,
+    #[allow(dead_code)]
+    region: Arc<Region>,
+}
+
+// SAFETY: an address; whoever goes through it keeps to what `Buffer::range` says.
+unsafe impl Send for Range {}
+// SAFETY: as above.
+unsafe impl Sync for Range {}
+
+impl Range {
+    /// The first byte.
+    pub fn start(&self) -> *mut u8 {
+        self.at
+    }
+}
+
+impl Deref for Range {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: inside the region, which it holds and which was written from end to end once.
+        unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }
 

@@ -24,7 +24,7 @@ mod rendezvous;
 #[cfg(target_os = "linux")]
 mod join;
 
-pub use buffer::Buffer;
+pub use buffer::{Buffer, Range};
 pub use call::{Call, Op, Reduce, Signature};
 pub use counter::Counter;
 pub use engine::Traffic;

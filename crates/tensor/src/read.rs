@@ -1,7 +1,8 @@
 //! Reading values back: the points where the world's failures become `Result`s.
 
 use crate::{Element, Error, Tensor, lane};
-use kiln_device::{Data, Pending};
+use kiln_device::{Bytes, Data, Pending};
+use kiln_ir::Op;
 use std::future::Future;
 use std::time::Duration;
 
@@ -15,6 +16,20 @@ impl Tensor {
     pub fn to_data_async(&self) -> Pending<Data> {
         lane::seal_for(&self.value);
         self.value.device().driver().read(self.value.id)
+    }
+
+    /// The same values under a new name, computed in that host memory if the device can, see [`Host::target`](crate::Host::target): then a
+    /// read of them gives that memory. Nobody may read or write it before. Has no gradient.
+    #[track_caller]
+    pub fn computed_in(&self, memory: Bytes) -> Tensor {
+        let x = self.detach();
+        let driver = x.value.device().driver();
+        if !driver.follows_wishes() {
+            return x;
+        }
+        let placed = Tensor::one(Op::Cast(x.dtype()), &[&x]);
+        driver.wish(placed.value.id, memory);
+        placed
     }
 
     /// The content, or [`Error::Timeout`] after `limit`; computing goes on in the background.

@@ -292,10 +292,14 @@ impl Bound {
                     && loads.all(|l| l.extent == Extent::Wide && l.last <= result.level)
                     && replaceable(cx, handles, id, meta)
             };
-            let old = dying.iter().copied().find(|&id| free(id));
-            let view = match old.and_then(|id| handles.get(id)) {
-                Some(view) => View { dtype: meta.dtype, ..view.clone() },
-                None => cx.fresh(meta)?,
+            let wished = self.names.iter().find(|name| name.result == i);
+            let wished = wished.and_then(|name| handles.wish(nodes[name.node as usize].outs[0]));
+            let wished = wished.and_then(|memory| cx.fresh_at(meta, memory));
+            let old = dying.iter().copied().find(|&id| wished.is_none() && free(id));
+            let view = match (wished, old.and_then(|id| handles.get(id))) {
+                (Some(view), _) => view,
+                (None, Some(view)) => View { dtype: meta.dtype, ..view.clone() },
+                (None, None) => cx.fresh(meta)?,
             };
             if let Some(old) = old {
                 overwritten.push(old);

@@ -11,7 +11,7 @@ use crate::cpu::Context;
 use crate::gemm::Block;
 use crate::product;
 use crate::view::View;
-use kiln_device::{Error, Place};
+use kiln_device::{Bytes, Error, Place};
 use kiln_fuse::{Fuser, Handles, Optimization, Status, Window};
 use kiln_ir::{Id, Node, Op, Shape, infer};
 use smallvec::SmallVec;
@@ -148,6 +148,15 @@ impl Optimization<View> for Fused {
         let get = |id: Id| handles.get(id).cloned().ok_or(Error::UnknownValue(id));
         let (a, b) = (get(dot.ins[0])?, get(dot.ins[1])?);
         let meta = *infer(&dot.op, &[a.meta(), b.meta()])?.first().ok_or_else(unfit)?;
+        // A product that only goes on to a wished place is computed there.
+        if let [Node { op: Op::Cast(dtype), outs, .. }] = after[..]
+            && (*dtype, self.kept) == (meta.dtype, false)
+            && let Some(view) = handles.wish(outs[0]).and_then(|memory| cx.fresh_at(meta, memory))
+        {
+            product::dot_into(transpose, &a, &b, &view, &|_| ())?;
+            handles.put(outs[0], view);
+            return Ok(());
+        }
         let with = With { handles, id: dot.outs[0], view: cx.fresh(meta)? };
         let made = || {
             let dtypes = dtypes(&after, &with)?;
@@ -224,6 +233,10 @@ impl Handles<View> for With<'_> {
 
     fn place(&self) -> Place {
         self.handles.place()
+    }
+
+    fn wish(&self, id: Id) -> Option<Bytes> {
+        self.handles.wish(id)
     }
 }
 

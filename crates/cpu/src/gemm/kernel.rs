@@ -88,6 +88,8 @@ pub(super) trait Vector: Copy {
     }
     /// Fetches the line of an address that need not be valid.
     fn ahead(at: *const Self::T);
+    /// As `ahead`, for a line that will be written.
+    fn ahead_of_write(at: *const Self::T);
     /// As `ahead`, into L2.
     fn later(at: *const u8);
     /// Packs as much of K as comes in whole blocks from lines contiguous along K, and returns how much that is.
@@ -201,8 +203,8 @@ unsafe fn tile_rows<V: Vector, const R: usize, const H: usize, const BY_ROWS: bo
 fn fetch_c<V: Vector>(t: &Tile<V::T>) {
     for r in 0..t.rows {
         let c = t.c.wrapping_offset(r as isize * t.crs);
-        V::ahead(c);
-        V::ahead(c.wrapping_add(t.cols - 1));
+        V::ahead_of_write(c);
+        V::ahead_of_write(c.wrapping_add(t.cols - 1));
     }
 }
 
@@ -449,6 +451,9 @@ impl<T: Compute> Vector for Lanes<T> {
 
     #[inline(always)]
     fn ahead(_: *const T) {}
+
+    #[inline(always)]
+    fn ahead_of_write(_: *const T) {}
 
     #[inline(always)]
     fn later(_: *const u8) {}

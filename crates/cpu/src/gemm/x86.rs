@@ -84,6 +84,12 @@ macro_rules! vectors {
             }
 
             #[inline(always)]
+            fn ahead_of_write(at: *const $t) {
+                // SAFETY: as above.
+                unsafe { _mm_prefetch::<_MM_HINT_ET0>(at.cast()) };
+            }
+
+            #[inline(always)]
             fn later(at: *const u8) {
                 // SAFETY: as above.
                 unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };

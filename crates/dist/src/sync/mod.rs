@@ -5,8 +5,8 @@
 //! thread, while backward goes on. One wait before the optimiser collects the results, which are views of the buckets.
 //! What is added to what follows from the job's shards alone, so the bits are those of one worker.
 //!
-//! Between ranks a bucket lies in the group's memory. A gradient is copied once, from where its kernel wrote it to its
-//! place in the bucket ([`Stats::copied`]); the results are read from there without a copy.
+//! Between ranks a bucket lies in the group's memory. A device on this host computes gradients in their places there,
+//! where it can; others are copied ([`Stats::copied`]). The results are read from there without a copy.
 
 mod compress;
 mod fill;
@@ -22,6 +22,7 @@ pub use round::{Reduced, Round, Stepped};
 use crate::Error;
 use kiln_group::{Claim, Group, Layout, Reduce};
 use plan::Plan;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -130,6 +131,8 @@ struct Inner {
     rank: usize,
     way: Way,
     state: Mutex<State>,
+    /// As in [`Stats::copied`].
+    copied: Arc<AtomicU64>,
 }
 
 /// How contributions reach the others.
@@ -161,7 +164,7 @@ pub struct Stats {
     pub rounds: u64,
     /// Buckets exchanged.
     pub buckets: u64,
-    /// Bytes copied from gradients into buckets: the only copy there is.
+    /// Bytes copied into buckets: of gradients that the device did not compute in their places.
     pub copied: u64,
     /// How long [`Round::wait`] and [`Round::step`] have waited.
     pub waited: Duration,
@@ -177,7 +180,7 @@ impl GradientSync {
 
     fn new(config: Config, layout: Layout, rank: usize, way: Way, claim: Option<Claim>) -> GradientSync {
         let state = Mutex::new(State { claim, ..State::default() });
-        GradientSync(Arc::new(Inner { config, layout, rank, way, state }))
+        GradientSync(Arc::new(Inner { config, layout, rank, way, state, copied: Arc::default() }))
     }
 
     /// Who holds which shards.
@@ -193,6 +196,7 @@ impl GradientSync {
     /// What has been done so far.
     pub fn stats(&self) -> Stats {
         let mut stats = self.0.lock().stats.clone();
+        stats.copied = self.0.copied.load(Ordering::Relaxed);
         if let Way::Ranks(group) = &self.0.way {
             stats.late = group.traffic().waited;
         }

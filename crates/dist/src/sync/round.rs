@@ -69,7 +69,6 @@ struct Work {
     /// Which parameters are used anywhere, where some may be unused.
     mask: Option<(Option<Promise>, Pending)>,
     hashes: Option<(Pending, Vec<u64>)>,
-    copied: u64,
     waited: Duration,
     failed: Option<Error>,
 }
@@ -133,7 +132,6 @@ impl Inner {
             spread: None,
             mask: None,
             hashes: None,
-            copied: 0,
             waited: Duration::ZERO,
             failed: None,
             plan,
@@ -169,7 +167,6 @@ impl Inner {
     fn collected(&self, work: &Work, order: Result<Option<Vec<usize>>, Error>) -> Result<(), Error> {
         let mut state = self.lock();
         state.stats.waited += work.waited;
-        state.stats.copied += work.copied;
         state.stats.buckets += work.plan.buckets.len() as u64;
         if let Some(order) = order? {
             state.plan = Some(Arc::new(Plan::new(&self.config, work.plan.entries.clone(), &order, true)));
@@ -419,11 +416,10 @@ impl Work {
                 let mut pieces: Vec<Piece> = Vec::new();
                 for &(entry, start) in members {
                     for (part, value) in std::mem::take(&mut self.stacks[entry]).into_iter().enumerate() {
-                        self.copied += value.meta().bytes() as u64;
                         pieces.push((value, part, start * size));
                     }
                 }
-                fill(promise, buffer, pieces);
+                fill(promise, buffer, pieces, &turn.inner.copied);
             }
             Way::Moves(moves) => {
                 let mut partials: Vec<Partial<Vec<Tensor>>> = (turn.inner.layout.parts(turn.inner.rank))
