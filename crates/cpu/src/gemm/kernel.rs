@@ -132,13 +132,12 @@ pub(super) struct Tile<T> {
 pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(t: Tile<V::T>) {
     // SAFETY: the caller's promise.
     unsafe {
-        if MR == 12 && t.rows > 8 && t.cols > V::LANES {
-            if t.kc > SHORT {
-                fetch_c::<V>(&t);
-            }
-            if let Some(sums) = V::sums(&t) {
-                return put_tile::<V, 12, 2>(&t, sums);
-            }
+        if MR == 12
+            && t.rows > 8
+            && t.cols > V::LANES
+            && let Some(sums) = V::sums(&t)
+        {
+            return put_tile::<V, 12, 2>(&t, sums);
         }
         match (t.cols <= V::LANES, t.ars == 1) {
             (false, false) => tile_rows::<V, MR, 2, true>(t),
@@ -230,9 +229,6 @@ unsafe fn put_tile<V: Vector, const R: usize, const H: usize>(t: &Tile<V::T>, su
         }
     }
 }
-
-/// A loop by hand of no more steps fetches C row by row on its way: all rows at once would hold it up.
-pub(super) const SHORT: usize = 128;
 
 /// Steps of K that B is fetched ahead of its use.
 const AHEAD: isize = 8;

@@ -2,7 +2,7 @@
 //! multiplications. That is a third fewer instructions than loading each first, as the compiler does, and 15 % faster
 //! where two threads share a core.
 
-use super::kernel::{SHORT, Tile};
+use super::kernel::Tile;
 use std::arch::asm;
 use std::arch::x86_64::{__m512, __m512d, _mm512_setzero_pd, _mm512_setzero_ps};
 
@@ -128,6 +128,22 @@ macro_rules! direct {
     };
 }
 
+/// Four steps, while part of the next strip is fetched.
+macro_rules! turn {
+    ($step:ident $fma:literal $cast:literal $size:literal $all:literal $bytes:literal, $turn:expr) => {
+        concat!(
+            $step!($fma $cast $size $all $bytes, "0", ""),
+            $step!($fma $cast $size $all $bytes, "1", "+{s}"),
+            "lea {b}, [{b}+2*{s}]\nlea {p}, [{p}+2*{s}]\n",
+            $step!($fma $cast $size $all $bytes, "2", ""),
+            $step!($fma $cast $size $all $bytes, "3", "+{s}"),
+            "lea {b}, [{b}+2*{s}]\nlea {p}, [{p}+2*{s}]\n",
+            $turn,
+            "\nprefetcht0 [{q}]\nadd {q}, 64",
+        )
+    };
+}
+
 /// The sums of a full tile from 0: four steps a turn, then the rest one by one.
 macro_rules! sums {
     ($($name:ident, $t:ty, $v:ty, $zero:ident, $step:ident
@@ -139,33 +155,31 @@ macro_rules! sums {
         unsafe fn $name(t: &Tile<$t>) -> Sums<$v> {
             let mut x: Sums<$v> = [[$zero(); 2]; 12];
             let far = |rows: isize| t.a.wrapping_offset(rows * t.ars);
+            // Turns that fetch a row of C each, so that its lines, which may be far away, do not all come at once.
+            let first = t.rows.min(t.kc / 4);
             // SAFETY: all that is read is there by the caller's promise; what is fetched ahead need not be.
             unsafe {
                 asm!(
                     "/* {a3} {a6} {a9} {r} */",
                     "test {n}, {n}", "jz 3f", "2:",
-                    $step!($fma $cast $size $all $bytes, "0", ""),
-                    $step!($fma $cast $size $all $bytes, "1", "+{s}"),
-                    "lea {b}, [{b}+2*{s}]", "lea {p}, [{p}+2*{s}]",
-                    $step!($fma $cast $size $all $bytes, "2", ""),
-                    $step!($fma $cast $size $all $bytes, "3", "+{s}"),
-                    "lea {b}, [{b}+2*{s}]", "lea {p}, [{p}+2*{s}]",
-                    $turn,
-                    "prefetcht0 [{q}]", "add {q}, 64",
+                    turn!($step $fma $cast $size $all $bytes, $turn),
                     "prefetchw [{c}]", "prefetchw [{c}+64]", "add {c}, {cs}",
                     "dec {n}", "jnz 2b",
-                    "3:", "test {m}, {m}", "jz 5f", "4:",
+                    "3:", "sub {m}, 4", "jb 5f", "4:",
+                    turn!($step $fma $cast $size $all $bytes, $turn),
+                    "sub {m}, 4", "jae 4b",
+                    "5:", "add {m}, 4", "jz 7f", "6:",
                     $step!($fma $cast $size $all $bytes, "0", ""),
                     $one,
-                    "add {b}, {s}", "add {p}, {s}", "dec {m}", "jnz 4b", "5:",
-                    n = inout(reg) t.kc / 4 => _,
-                    m = inout(reg) t.kc % 4 => _,
+                    "add {b}, {s}", "add {p}, {s}", "dec {m}", "jnz 6b", "7:",
+                    n = inout(reg) first => _,
+                    m = inout(reg) t.kc - 4 * first => _,
                     b = inout(reg) t.b => _,
                     p = inout(reg) t.b.wrapping_offset(8 * t.bks) => _,
                     q = inout(reg) t.soon => _,
                     s = in(reg) t.bks * $bytes,
                     c = inout(reg) t.c => _,
-                    cs = in(reg) if t.kc <= SHORT { t.crs * $bytes } else { 0 },
+                    cs = in(reg) t.crs * $bytes,
                     r = in(reg) t.ars * $bytes,
                     a = inout(reg) t.a => _,
                     a3 = inout(reg) far(3) => _,
