@@ -56,6 +56,20 @@ fn payload_is_twice_the_share_of_the_others() {
 }
 
 #[test]
+fn what_all_have_contributed_to_is_there_after_an_end_too() {
+    let groups = Group::local(2, config(2)).unwrap();
+    let pending = groups
+        .iter()
+        .map(|group| group.all_reduce(Reduce::Sum, DType::U8, group.buffer_of(&[3]).unwrap()).unwrap());
+    let mut pending: Vec<_> = pending.collect();
+    let last = pending.pop().unwrap();
+    assert_eq!(pending.pop().unwrap().wait().unwrap()[..], [6]);
+    groups[0].abort("enough");
+    assert_eq!(last.wait().unwrap()[..], [6]);
+    assert!(matches!(groups[1].barrier(), Err(Error::Aborted { rank: 0, .. })));
+}
+
+#[test]
 fn calls_that_differ_are_refused_before_data_mixes() {
     let call = |op, dtype| Call::new(op, dtype);
     let sum = Op::AllReduce(Reduce::Sum);

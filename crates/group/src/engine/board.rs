@@ -23,7 +23,7 @@ const SPIN: Duration = Duration::from_micros(50);
 /// The longest sleep without looking around.
 const NAP: Duration = Duration::from_millis(100);
 /// Bytes kept of the error that ended the group.
-const VERDICT: usize = 2048 - 8;
+const VERDICT: usize = 2048 - 16;
 /// Bytes kept of the reason of a poisoned contribution.
 const REASON: usize = 192;
 
@@ -33,6 +33,8 @@ struct Head {
     /// 0 none, 1 being written, 2 there.
     state: AtomicU32,
     length: AtomicU32,
+    /// The last collective that its writer has finished.
+    after: AtomicU64,
     verdict: UnsafeCell<[u8; VERDICT]>,
 }
 
@@ -89,6 +91,8 @@ pub(crate) struct Board {
     /// Parts of each rank.
     parts: Vec<usize>,
     posted: AtomicU64,
+    /// The last collective that ended well here.
+    finished: AtomicU64,
     /// Set with `verdict`, which this process knows even if the writer of the shared one died.
     ended: AtomicBool,
     verdict: Mutex<Option<Error>>,
@@ -108,6 +112,7 @@ impl Board {
             program: layout.program(),
             parts: (0..layout.ranks()).map(|r| layout.parts(r).len()).collect(),
             posted: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             verdict: Mutex::new(None),
             read: AtomicU64::new(0),
@@ -179,11 +184,25 @@ impl Board {
         wait: Wait,
     ) -> Result<(), Error> {
         self.post(signature, buffer);
-        let n = signature.sequence;
-        // The others may be here, but have given up.
-        if let Some(error) = self.verdict() {
+        // The others may have come here and given up. What they have finished before they did is finished here too.
+        if let Some(error) = self.verdict()
+            && signature.sequence > self.head().after.load(Relaxed)
+        {
             return Err(error);
         }
+        self.exchange(signature, buffer, reach, wait)?;
+        self.finished.store(signature.sequence, Relaxed);
+        Ok(())
+    }
+
+    fn exchange(
+        &self,
+        signature: &Signature,
+        buffer: &mut Buffer,
+        reach: &dyn Reach,
+        wait: Wait,
+    ) -> Result<(), Error> {
+        let n = signature.sequence;
         self.wait_all(wait, signature, reach, |rank| self.post_of(rank, n).stamp.load(Acquire) == n)?;
         let mut poison = None;
         for rank in 0..self.layout.ranks() {
@@ -476,6 +495,7 @@ impl Board {
             // SAFETY: state 1 belongs to the one who set it.
             unsafe { (&mut *head.verdict.get())[..length].copy_from_slice(&text[..length]) };
             head.length.store(length as u32, Relaxed);
+            head.after.store(self.finished.load(Relaxed), Relaxed);
             head.state.store(2, SeqCst);
         }
         self.ring_all();
