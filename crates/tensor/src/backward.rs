@@ -503,8 +503,10 @@ impl Walk<'_> {
             self.parts.entry((from.number, *out)).or_default().push(part);
             return self.settle(link);
         }
-        for (i, link) in step.links.iter().enumerate() {
-            let Some(link) = link else { continue };
+        // Leaves come first: what their hook starts need not wait for what the walk goes on with.
+        let links = || step.links.iter().enumerate().filter_map(|(i, link)| Some((i, link.as_ref()?)));
+        let leaves = links().filter(|(_, link)| matches!(link, Link::Leaf(_)));
+        for (i, link) in leaves.chain(links().filter(|(_, link)| matches!(link, Link::Step(..)))) {
             if let Some(gradient) = kiln_grad::gradient(op, &rule, i) {
                 self.contribute(link, recorder.tensor(gradient.key()));
             }
