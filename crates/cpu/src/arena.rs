@@ -3,7 +3,8 @@
 //! `Arena::alloc` gives a `Buffer`; dropping the buffer gives its block back. First touch of fresh pages costs four
 //! times as much as reuse, so blocks return to the system only on `cleanup`, under a limit, or with the arena.
 //! Memory from the system starts zeroed and buffers are never shrunk below what was initialised, so every byte of
-//! every buffer is initialised (with zeros or with a former tensor). Called by the CPU device.
+//! every buffer is initialised (with zeros or with a former tensor). Blocks smaller than a huge page are cut from
+//! mappings that have some, one after another, and a mapping goes with its last block. Called by the CPU device.
 //! Deliberately absent: splitting and merging of blocks, per-thread caches.
 
 use kiln_device::Bytes;
@@ -89,7 +90,7 @@ impl Arena {
     /// An empty arena.
     pub fn new(limit: Option<usize>) -> Arc<Arena> {
         let stats = ArenaStats { limit, ..ArenaStats::default() };
-        let state = State { stats, free: [const { Vec::new() }; CLASSES] };
+        let state = State { stats, free: [const { Vec::new() }; CLASSES], open: None };
         Arc::new(Arena { state: Mutex::new(state) })
     }
 
@@ -112,7 +113,7 @@ impl Arena {
             Admitted::Cached(shared) => shared,
             Admitted::Fresh(trimmed) => {
                 drop(trimmed);
-                match self.fresh(size) {
+                match self.fresh(size, place) {
                     Some(block) => Arc::new(Buffer { block, len: bytes, place, arena: None, lent: None }),
                     None => {
                         let mut state = self.state();
@@ -162,7 +163,7 @@ impl Arena {
         drop(trimmed);
     }
 
-    /// Gives all cached memory back to the system.
+    /// Gives all cached memory back to the system, but what lies between blocks that are in use.
     pub fn cleanup(&self) {
         // The blocks are unmapped when the temporary is dropped, after the lock.
         let trimmed = self.state().trim();
@@ -181,12 +182,19 @@ impl Arena {
     }
 
     /// Asks the system, and once more after dropping the caches.
-    fn fresh(&self, size: usize) -> Option<Block> {
-        self.state().stats.system_allocs += u64::from(size > 0);
-        Block::new(size).or_else(|| {
-            self.cleanup();
-            self.state().stats.system_allocs += 1;
+    fn fresh(&self, size: usize, place: Place) -> Option<Block> {
+        let ask = || {
+            let mut state = self.state();
+            state.stats.system_allocs += u64::from(size > 0);
+            if place == Place::Reuse && (CUT..pages::LARGE.min(CHUNK)).contains(&size) {
+                return state.cut(size);
+            }
+            drop(state);
             Block::new(size)
+        };
+        ask().or_else(|| {
+            self.cleanup();
+            ask()
         })
     }
 
@@ -276,6 +284,8 @@ impl Drop for Buffer {
 struct State {
     stats: ArenaStats,
     free: [Vec<Arc<Buffer>>; CLASSES],
+    /// The mapping that the next small blocks are cut from, and how much of it is used.
+    open: Option<(Arc<Block>, usize)>,
 }
 
 enum Admitted {
@@ -338,7 +348,21 @@ impl State {
         self.free[class(size)].push(shared);
     }
 
+    /// A new block of a part of a mapping.
+    fn cut(&mut self, size: usize) -> Option<Block> {
+        let size = size.next_multiple_of(ALIGN);
+        let (chunk, used) = match self.open.take() {
+            Some((chunk, used)) if size <= CHUNK - used => (chunk, used),
+            Some(_) | None => (Arc::new(Block::new(CHUNK)?), 0),
+        };
+        // SAFETY: the chunk has `size` bytes from there on.
+        let ptr = unsafe { chunk.ptr.add(used) };
+        self.open = Some((chunk.clone(), used + size));
+        Some(Block { ptr, size, home: Some(chunk) })
+    }
+
     fn trim(&mut self) -> Vec<Arc<Buffer>> {
+        self.open = None;
         self.stats.cached_bytes = 0;
         self.free.iter_mut().flat_map(std::mem::take).collect()
     }
@@ -356,6 +380,9 @@ impl ArenaStats {
     }
 }
 
+/// Blocks from here on that are smaller than a huge page are cut from mappings of `CHUNK` bytes.
+const CUT: usize = 64 << 10;
+const CHUNK: usize = 8 << 20;
 const SMALLEST: usize = 64;
 /// Requests from here on are refused: rounding them up must not pass `isize::MAX`.
 const MAX_BYTES: usize = isize::MAX as usize / 2;
@@ -388,6 +415,8 @@ fn class_size(bytes: usize) -> Option<usize> {
 struct Block {
     ptr: NonNull<u8>,
     size: usize,
+    /// What it was cut from, which it keeps.
+    home: Option<Arc<Block>>,
 }
 
 // SAFETY: a block is plain memory that it alone owns.
@@ -398,7 +427,7 @@ unsafe impl Sync for Block {}
 impl Block {
     fn empty() -> Block {
         let ptr = NonNull::without_provenance(std::num::NonZero::new(ALIGN).expect("not 0"));
-        Block { ptr, size: 0 }
+        Block { ptr, size: 0, home: None }
     }
 
     fn new(size: usize) -> Option<Block> {
@@ -406,13 +435,13 @@ impl Block {
             return Some(Block::empty());
         }
         let ptr = if size >= pages::LARGE { pages::map(size) } else { system_zeroed(size) };
-        Some(Block { ptr: ptr?, size })
+        Some(Block { ptr: ptr?, size, home: None })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.size == 0 {
+        if self.size == 0 || self.home.is_some() {
             return;
         }
         if self.size >= pages::LARGE {
