@@ -291,6 +291,7 @@ impl<K: Kernels> Shared<K> {
             match item {
                 Item::Free(id) => {
                     table.remove(id);
+                    wishes.remove(id);
                 }
                 Item::Run(node) => {
                     let dying: SmallVec<[Id; 4]> = batch.items[at + 1..].iter().map_while(freed).collect();
@@ -381,7 +382,7 @@ impl<K: Kernels> Source for Outside<'_, K> {
 struct Live<'a, K: Kernels> {
     shared: &'a Shared<K>,
     table: &'a mut Table<K::Value>,
-    wishes: &'a FxHashMap<Id, Bytes>,
+    wishes: &'a mut FxHashMap<Id, Bytes>,
     batch: &'a Batch,
 }
 
@@ -400,6 +401,7 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
 
     fn free(&mut self, id: Id) {
         self.table.remove(&id);
+        self.wishes.remove(&id);
     }
 
     fn place(&self) -> Place {

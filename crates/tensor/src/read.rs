@@ -18,8 +18,9 @@ impl Tensor {
         self.value.device().driver().read(self.value.id)
     }
 
-    /// The same values under a new name, computed in that host memory if the device can, see [`Host::target`](crate::Host::target): then a
-    /// read of them gives that memory. Nobody may read or write it before. Has no gradient.
+    /// The same values under a new name, computed in that host memory if the device can, see
+    /// [`Host::target`](crate::Host::target): then a read of them gives that memory. Nobody may read or write it before.
+    /// Has no gradient.
     #[track_caller]
     pub fn computed_in(&self, memory: Bytes) -> Tensor {
         let x = self.detach();

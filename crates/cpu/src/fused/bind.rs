@@ -292,9 +292,11 @@ impl Bound {
                     && loads.all(|l| l.extent == Extent::Wide && l.last <= result.level)
                     && replaceable(cx, handles, id, meta)
             };
-            let wished = self.names.iter().find(|name| name.result == i);
-            let wished = wished.and_then(|name| handles.wish(nodes[name.node as usize].outs[0]));
-            let wished = wished.and_then(|memory| cx.fresh_at(meta, memory));
+            let mut names = self.names.iter().filter(|name| name.result == i);
+            let wished = names.next().and_then(|name| handles.wish(nodes[name.node as usize].outs[0]));
+            // Under another name it would be seen to change with that memory.
+            let wished =
+                wished.filter(|_| names.next().is_none()).and_then(|memory| cx.fresh_at(meta, memory));
             let old = dying.iter().copied().find(|&id| wished.is_none() && free(id));
             let view = match (wished, old.and_then(|id| handles.get(id))) {
                 (Some(view), _) => view,
