@@ -526,6 +526,35 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
+    #[cfg(target_os = "linux")]
+    fn small_blocks_share_a_mapping_that_goes_with_the_last() {
+        let arena = Arena::new(None);
+        let alloc = |bytes, place| arena.alloc(bytes, place).unwrap();
+        let size = class_size(300 << 10).unwrap();
+        let mut blocks: Vec<Buffer> = (0..40).map(|_| alloc(300 << 10, Place::Reuse)).collect();
+        let place = |b: &Buffer| b.as_ptr().addr();
+        let follow = blocks.windows(2).filter(|pair| place(&pair[0]) + size == place(&pair[1])).count();
+        assert!(follow > 35, "{follow} of 40 follow the one before");
+        for (i, block) in blocks.iter_mut().enumerate() {
+            assert!(block.as_slice().iter().all(|&b| b == 0) && place(block).is_multiple_of(ALIGN));
+            block.as_mut_slice().fill(i as u8 + 1);
+        }
+        let home = |block: &Buffer| Arc::downgrade(block.block.home.as_ref().unwrap());
+        let (first, last) = (home(&blocks[0]), home(&blocks[39]));
+        let kept = blocks.split_off(39);
+        drop(blocks);
+        arena.cleanup();
+        assert!(first.upgrade().is_none() && last.upgrade().is_some());
+        assert!(kept[0].as_slice().iter().all(|&b| b == 40));
+        drop(kept);
+        arena.cleanup();
+        assert!(last.upgrade().is_none());
+        assert!(alloc(300 << 10, Place::Persistent).block.home.is_none());
+        assert!(alloc(3 << 20, Place::Reuse).block.home.is_none());
+        assert!(alloc(4 << 10, Place::Reuse).block.home.is_none());
+    }
+
+    #[test]
     fn classes_waste_at_most_a_quarter() {
         let mut sizes: Vec<usize> = (1..5000).collect();
         sizes.extend((12..50).flat_map(|p| [(1 << p) - 1, 1 << p, (1 << p) + 1, 3 << p, 5 << p]));

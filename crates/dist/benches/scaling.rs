@@ -1,8 +1,10 @@
 //! What gradient sync costs: two processes of one thread each, with and without it, and one process alone.
 //!
 //! `cargo bench -p kiln-dist` starts the processes. In each, stretches of steps with and without sync take turns, and
-//! all processes do the same at the same time; figures are medians over pairs of stretches. `weak` is the time of a step without
-//! sync over that with it, two processes at once. `cost` is what a sync adds with one worker. `hidden` is the share of
+//! all processes do the same at the same time; figures are medians over pairs of stretches. `weak` is the time of a step
+//! without sync over that with it, two processes at once; without sync the optimiser is part of the products that give
+//! the gradients, so beside it is the figure against steps that keep their gradients, as an exchange must. `cost` is
+//! what a sync adds with one worker. `hidden` is the share of
 //! the exchange's time that backward covers on a link made slow on purpose, with buckets of 1 MiB. `KILN_GLOO` is a
 //! Python with torch, whose DDP is measured beside it.
 #![allow(missing_docs)]
@@ -112,6 +114,14 @@ fn rank(side: &str) {
     }
 }
 
+/// Whether steps exchange their gradients, or else keep them: then the optimiser is not part of what computes them.
+#[derive(Clone, Copy)]
+enum How<'a> {
+    Plain,
+    Kept,
+    Synced(&'a GradientSync),
+}
+
 /// A model being trained.
 struct Run<'a, T> {
     model: &'a mut T,
@@ -123,19 +133,22 @@ struct Run<'a, T> {
 impl<T: Task> Run<'_, T> {
     /// The time of a step, over some that all processes begin together, until the last of them is done: without sync
     /// too a job takes as long as its slowest core.
-    fn stretch(&mut self, group: &Group, sync: Option<&GradientSync>) -> Duration {
+    fn stretch(&mut self, group: &Group, how: How<'_>) -> Duration {
         group.barrier().expect("all ranks");
         let begun = Instant::now();
         for _ in 0..self.steps {
             let loss = self.model.loss(&self.device);
-            match sync {
-                Some(sync) => {
+            match how {
+                How::Synced(sync) => {
                     let mut round = sync.register(self.model).expect("a round");
                     round.backward(&loss).expect("a backward");
                     round.step(self.model, &mut self.optimizer).expect("gradients");
                 }
-                None => {
+                How::Plain | How::Kept => {
                     let gradients = loss.backward();
+                    if let How::Kept = how {
+                        self.device.submit();
+                    }
                     self.optimizer.step(self.model, &gradients);
                 }
             }
@@ -161,9 +174,10 @@ fn measure(at: &Rendezvous, what: &str, name: &str, model: &mut impl Task, devic
     let steps = STEPS.iter().find(|(n, _)| *n == name).map_or(1, |(_, steps)| *steps);
     let mut run = Run { model, optimizer: Adam::new(1e-4), device: device.clone(), steps };
     // Plans, buffers and caches.
-    run.stretch(&group, None);
-    run.stretch(&group, Some(&sync));
-    let warm = run.stretch(&group, Some(&sync));
+    run.stretch(&group, How::Plain);
+    run.stretch(&group, How::Kept);
+    run.stretch(&group, How::Synced(&sync));
+    let warm = run.stretch(&group, How::Synced(&sync));
     let mut comm = Duration::ZERO;
     let slow = hidden.then(|| {
         // The exchange takes a third of a step, by the clock of rank 0.
@@ -172,20 +186,24 @@ fn measure(at: &Rendezvous, what: &str, name: &str, model: &mut impl Task, devic
         comm = Duration::from_nanos(first.iter().rev().fold(0, |n, &b| n << 8 | b as u64)) / 3;
         let slow = join("slow", Some((bytes as f64 / comm.as_secs_f64()) as u64));
         let sync = GradientSync::start(&slow, run.model, settings).expect("a sync");
-        run.stretch(&group, Some(&sync));
+        run.stretch(&group, How::Synced(&sync));
         sync
     });
-    let mut times = (Vec::new(), Vec::new());
+    let (without, with) = match &slow {
+        Some(slow) => (How::Synced(&sync), How::Synced(slow)),
+        None => (How::Plain, How::Synced(&sync)),
+    };
+    let mut times = [without, with, How::Kept].map(|how| (how, Vec::new()));
     for _ in 0..STRETCHES {
-        times.0.push(run.stretch(&group, slow.as_ref().and(Some(&sync))));
-        times.1.push(run.stretch(&group, slow.as_ref().or(Some(&sync))));
+        times.iter_mut().for_each(|(how, times)| times.push(run.stretch(&group, *how)));
     }
     let millis = |t: &Duration| t.as_secs_f64() * 1e3;
     if at.rank == 0 {
         // Neighbours are compared, because a shared machine changes its speed.
-        let ratio = median(times.0.iter().zip(&times.1).map(|(a, b)| millis(a) / millis(b)));
-        let without = median(times.0.iter().map(millis));
-        println!("TIME {without} {} {}", without / ratio, millis(&comm));
+        let [without, with, kept] = times.map(|(_, times)| times);
+        let ratio = |to: &[Duration]| median(to.iter().zip(&with).map(|(a, b)| millis(a) / millis(b)));
+        let step = median(without.iter().map(millis));
+        println!("TIME {step} {} {} {}", step / ratio(&without), millis(&comm), ratio(&kept));
         let stats = sync.stats();
         println!("COPIED {}", stats.copied / stats.rounds.max(1));
     }
@@ -198,8 +216,9 @@ fn median(numbers: impl Iterator<Item = f64>) -> f64 {
     numbers[numbers.len() / 2]
 }
 
-/// Milliseconds a step without and with, and of the exchange; bytes copied a step.
-fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 3], u64)> {
+/// Milliseconds a step without and with, and of the exchange, and the efficiency against steps that keep their
+/// gradients; bytes copied a step.
+fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 4], u64)> {
     let exe = std::env::current_exe().expect("a path");
     let start = |rank: usize| {
         // A core each, as `kiln launch` has it.
@@ -221,7 +240,7 @@ fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 3], u64)> {
     let text: String = texts.map(|t| String::from_utf8_lossy(&t).into_owned()).collect();
     let line = |word: &str| text.lines().find_map(|l| l.strip_prefix(word));
     let mut times = line("TIME ")?.split(' ').map(|t| t.parse().ok());
-    let times = [times.next()??, times.next()??, times.next()??];
+    let times = [times.next()??, times.next()??, times.next()??, times.next()??];
     Some((times, line("COPIED ")?.parse().ok()?))
 }
 
@@ -239,12 +258,14 @@ fn compare() {
     println!("{:>8} {:>6} {:>12} {:>12}  figure", "what", "model", "without", "with");
     for (name, _) in STEPS {
         for (what, world) in [("weak", 2), ("cost", 1), ("hidden", 2)] {
-            let Some(([a, b, comm], copied)) = ours(world, what, name) else {
+            let Some(([a, b, comm, kept], copied)) = ours(world, what, name) else {
                 println!("{what:>8} {name:>6} failed");
                 continue;
             };
             let figure = match what {
-                "weak" => format!("efficiency {:.3}, {copied} bytes copied a step", a / b),
+                "weak" => {
+                    format!("efficiency {:.3}, gradients kept {kept:.3}, {copied} bytes copied a step", a / b)
+                }
                 "cost" => format!("{:+.1} %", (b / a - 1.0) * 100.0),
                 _ => format!("{:.0} % of {comm:.1} ms hidden", (1.0 - (b - a) / comm) * 100.0),
             };
