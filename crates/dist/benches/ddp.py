@@ -45,9 +45,8 @@ class Gpt(nn.Module):
 def task(name):
     if name == "mlp":
         model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
-        return model, torch.full((256, 784), 0.5), torch.full((256,), 3)
-    ids = torch.full((8, 128), 7)
-    return Gpt(), ids, ids.view(-1)
+        return model, torch.randn(256, 784), torch.randint(10, (256,))
+    return Gpt(), torch.randint(VOCABULARY, (8, 128)), torch.randint(VOCABULARY, (1024,))
 
 
 def rank(index, world, port, name):
@@ -56,7 +55,7 @@ def rank(index, world, port, name):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=index, world_size=world)
     model, x, y = task(name)
     both = [model, nn.parallel.DistributedDataParallel(task(name)[0])]
-    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-4) for m in both]
+    optimizers = [torch.optim.Adam(m.parameters(), lr=1e-5) for m in both]
     times = [[], []]
     for stretch in range(STRETCHES + 1):
         for side in range(2):
