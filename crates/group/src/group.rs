@@ -301,7 +301,7 @@ impl Group {
     #[track_caller]
     pub fn run(&self, call: Call, buffer: Buffer) -> Result<Buffer, Error> {
         let ticket = self.0.issue(call, buffer, Location::caller(), false)?;
-        self.0.finish(&ticket, 0)
+        self.0.finish(&ticket)
     }
 
     /// Every rank gets the combination of all contributions.
@@ -333,7 +333,7 @@ impl Group {
     pub fn barrier(&self) -> Result<(), Error> {
         let empty = self.0.buffer(0, 1)?;
         let ticket = self.0.issue(Call::new(Op::Barrier, DType::U8), empty, Location::caller(), false)?;
-        self.0.finish(&ticket, 0).map(drop)
+        self.0.finish(&ticket).map(drop)
     }
 
     /// Finishes or fails what is pending, then takes no more calls. Closing again does nothing.
@@ -348,7 +348,7 @@ impl Group {
             }
             queue.open.back().cloned()
         };
-        let ended = last.map_or(Ok(()), |ticket| inner.drive(&ticket, 0));
+        let ended = last.map_or(Ok(()), |ticket| inner.drive(&ticket));
         {
             let mut queue = lock(&inner.queue);
             if let Some(error) = &queue.over {
@@ -407,12 +407,7 @@ pub struct Pending {
 impl Pending {
     /// The buffer with the result. A failed collective does not give its buffer back.
     pub fn wait(self) -> Result<Buffer, Error> {
-        self.group.0.finish(&self.ticket, 0)
-    }
-
-    /// As [`Pending::wait`] while a thread of this rank computes: leaves it the core instead of spinning.
-    pub fn wait_beside(self) -> Result<Buffer, Error> {
-        self.group.0.finish(&self.ticket, 1)
+        self.group.0.finish(&self.ticket)
     }
 }
 
@@ -516,23 +511,23 @@ impl Inner {
     }
 
     /// Waits for a call and takes its result.
-    fn finish(&self, ticket: &Ticket, others: usize) -> Result<Buffer, Error> {
-        self.drive(ticket, others)?;
+    fn finish(&self, ticket: &Ticket) -> Result<Buffer, Error> {
+        self.drive(ticket)?;
         match std::mem::replace(&mut *lock(&ticket.slot), Slot::Taken) {
             Slot::Ended(result) => result,
             Slot::Promised | Slot::Open(_) | Slot::Running | Slot::Taken => Err(Error::Closed),
         }
     }
 
-    /// Runs calls in order until this one has ended, while `others` threads of this rank may compute.
-    fn drive(&self, ticket: &Ticket, others: usize) -> Result<(), Error> {
+    /// Runs calls in order until this one has ended.
+    fn drive(&self, ticket: &Ticket) -> Result<(), Error> {
         let ended = || matches!(*lock(&ticket.slot), Slot::Ended(_) | Slot::Taken);
         if ended() {
             return Ok(());
         }
         let _driver = lock(&self.driver);
         while !ended() {
-            match self.next(others) {
+            match self.next(false) {
                 Turn::Ran => {}
                 Turn::Promised(ticket) => self.await_promise(&ticket),
                 Turn::Idle => return Err(lock(&self.queue).over.clone().unwrap_or(Error::Closed)),
@@ -541,16 +536,16 @@ impl Inner {
         Ok(())
     }
 
-    /// Runs the oldest open call, if its contribution is there, while `others` threads of this rank may compute. The
+    /// Runs the oldest open call, if its contribution is there, `beside` a thread that computes or not. The
     /// caller holds the driver.
-    fn next(&self, others: usize) -> Turn {
+    fn next(&self, beside: bool) -> Turn {
         let (ticket, promised) = {
             let queue = lock(&self.queue);
             let Some(ticket) = queue.open.front().cloned() else { return Turn::Idle };
             (ticket, queue.open.iter().any(|open| matches!(*lock(&open.slot), Slot::Promised)))
         };
         // What is promised is still being computed.
-        let busy = self.config.threads + others.max(promised.into());
+        let busy = self.config.threads + usize::from(beside || promised);
         let spin = self.layout.ranks() * busy <= self.cores;
         let mut buffer = {
             let mut slot = lock(&ticket.slot);
@@ -677,7 +672,7 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
         }
         let Some(inner) = inner.upgrade() else { return };
         let driver = lock(&inner.driver);
-        while matches!(inner.next(1), Turn::Ran) {}
+        while matches!(inner.next(true), Turn::Ran) {}
         drop(driver);
     }
 }

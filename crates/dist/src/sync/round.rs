@@ -289,9 +289,8 @@ impl Round {
         };
         no_grad(|| {
             let mut sums = vec![None; work.plan.entries.len()];
-            let collected = work.collect(&inner, self.number, false, |came| {
-                came.for_each(|(entry, sum)| sums[entry] = Some(sum))
-            });
+            let collected = work
+                .collect(&inner, self.number, |came| came.for_each(|(entry, sum)| sums[entry] = Some(sum)));
             inner.collected(&work, collected)?;
             work.reduced(&inner, sums.into_iter().flatten().collect())
         })
@@ -478,13 +477,12 @@ impl Work {
         Ok(())
     }
 
-    /// Waits for everything that is under way, and has each bucket as it comes, which keeps the device `busy` or not;
-    /// gives the order of entries that rank 0 found, where it is new.
+    /// Waits for everything that is under way, and has each bucket as it comes; gives the order of entries that rank 0
+    /// found, where it is new.
     fn collect(
         &mut self,
         inner: &Inner,
         number: u64,
-        busy: bool,
         mut each: impl FnMut(Came<'_>),
     ) -> Result<Option<Vec<usize>>, Error> {
         if let (Some((pending, own)), Way::Ranks(group)) = (self.hashes.take(), &inner.way) {
@@ -510,7 +508,7 @@ impl Work {
                 Way::Ranks(_) => {
                     let begun = Instant::now();
                     let pending = pending.next().ok_or(Error::Early)?;
-                    let came = if busy && b > 0 { pending.wait_beside() } else { pending.wait() };
+                    let came = pending.wait();
                     self.waited += begun.elapsed();
                     match came {
                         Ok(buffer) => {
@@ -564,7 +562,7 @@ impl Work {
             (self.plan.clone(), std::mem::take(&mut self.leaves), self.device.clone());
         let (mut gradients, mut loss) = (HashMap::new(), None);
         optimizer.begin();
-        let collected = self.collect(inner, number, true, |came| {
+        let collected = self.collect(inner, number, |came| {
             for (entry, sum) in came {
                 if entry == plan.parameters() {
                     loss = Some(sum.reshape([0isize; 0]));
