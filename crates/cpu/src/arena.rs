@@ -5,7 +5,7 @@
 //! Memory from the system starts zeroed and buffers are never shrunk below what was initialised, so every byte of
 //! every buffer is initialised (with zeros or with a former tensor). Blocks smaller than a huge page are cut from
 //! mappings that have some, one after another, and a mapping goes with its last block. Called by the CPU device.
-//! Deliberately absent: splitting and merging of blocks, per-thread caches.
+//! Deliberately absent: splitting and merging of freed blocks, per-thread caches.
 
 use kiln_device::Bytes;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
@@ -45,7 +45,7 @@ pub struct ArenaStats {
     pub persistent_buffers: usize,
     /// The most that `live_bytes + persistent_bytes` has been since the last [`Arena::reset_peak`].
     pub peak_bytes: usize,
-    /// Calls made to the system for memory.
+    /// Blocks that were new, from the system or cut from a mapping.
     pub system_allocs: u64,
     /// The most bytes that live, persistent and cached memory may take together.
     pub limit: Option<usize>,
@@ -350,7 +350,7 @@ impl State {
 
     /// A new block of a part of a mapping.
     fn cut(&mut self, size: usize) -> Option<Block> {
-        let size = size.next_multiple_of(ALIGN);
+        debug_assert!(size.is_multiple_of(ALIGN));
         let (chunk, used) = match self.open.take() {
             Some((chunk, used)) if size <= CHUNK - used => (chunk, used),
             Some(_) | None => (Arc::new(Block::new(CHUNK)?), 0),

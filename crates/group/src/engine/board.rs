@@ -19,7 +19,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// The longest spin before parking. Ranks that compute differ by a few tenths of a millisecond a step, and a core of a
-/// virtual machine that sleeps is slow to wake: with 50 µs the weak scaling of an MLP and a GPT was 2 to 3 % lower.
+/// virtual machine that sleeps is slow to wake: with 50 µs the weak scaling of an MLP and a GPT was 1 to 3 % lower.
 const SPIN: Duration = Duration::from_millis(1);
 /// The longest sleep without looking around.
 const NAP: Duration = Duration::from_millis(100);
@@ -34,7 +34,7 @@ struct Head {
     /// 0 none, 1 being written, 2 there.
     state: AtomicU32,
     length: AtomicU32,
-    /// The last collective that its writer has finished.
+    /// The last collective for which its writer has seen what everyone gave.
     after: AtomicU64,
     verdict: UnsafeCell<[u8; VERDICT]>,
 }
@@ -92,8 +92,8 @@ pub(crate) struct Board {
     /// Parts of each rank.
     parts: Vec<usize>,
     posted: AtomicU64,
-    /// The last collective that ended well here.
-    finished: AtomicU64,
+    /// The last collective for which this rank has seen what everyone gave.
+    met: AtomicU64,
     /// Set with `verdict`, which this process knows even if the writer of the shared one died.
     ended: AtomicBool,
     verdict: Mutex<Option<Error>>,
@@ -113,7 +113,7 @@ impl Board {
             program: layout.program(),
             parts: (0..layout.ranks()).map(|r| layout.parts(r).len()).collect(),
             posted: AtomicU64::new(0),
-            finished: AtomicU64::new(0),
+            met: AtomicU64::new(0),
             ended: AtomicBool::new(false),
             verdict: Mutex::new(None),
             read: AtomicU64::new(0),
@@ -185,24 +185,12 @@ impl Board {
         wait: Wait,
     ) -> Result<(), Error> {
         self.post(signature, buffer);
-        // The others may have come here and given up. What they have finished before they did is finished here too.
+        // The others may have given up before this rank came. What all have met for goes on.
         if let Some(error) = self.verdict()
             && signature.sequence > self.head().after.load(Relaxed)
         {
             return Err(error);
         }
-        self.exchange(signature, buffer, reach, wait)?;
-        self.finished.store(signature.sequence, Relaxed);
-        Ok(())
-    }
-
-    fn exchange(
-        &self,
-        signature: &Signature,
-        buffer: &mut Buffer,
-        reach: &dyn Reach,
-        wait: Wait,
-    ) -> Result<(), Error> {
         let n = signature.sequence;
         self.wait_all(wait, signature, reach, |rank| self.post_of(rank, n).stamp.load(Acquire) == n)?;
         let mut poison = None;
@@ -222,21 +210,21 @@ impl Board {
                 poison = Some(Error::Poisoned { rank, reason: String::from_utf8_lossy(text).into_owned() });
             }
         }
+        self.met.store(n, Relaxed);
         if let Some(error) = poison {
             return Err(error);
         }
         if signature.op == Op::Barrier || buffer.bytes == 0 || self.layout.ranks() == 1 {
             self.alone(signature, buffer);
-            return Ok(());
-        }
-        if buffer.region.id == 0 {
+        } else if buffer.region.id == 0 {
             self.small(signature, buffer);
-            return Ok(());
+        } else {
+            self.large(signature, buffer, reach, wait)?;
+            self.desk(self.rank).done.0.store(n, Release);
+            self.ring();
+            self.wait_all(wait, signature, reach, |rank| self.desk(rank).done.0.load(Acquire) >= n)?;
         }
-        self.large(signature, buffer, reach, wait)?;
-        self.desk(self.rank).done.0.store(n, Release);
-        self.ring();
-        self.wait_all(wait, signature, reach, |rank| self.desk(rank).done.0.load(Acquire) >= n)
+        Ok(())
     }
 
     /// A world of one has nothing to combine, but a mean of one part is still finished like any other.
@@ -496,7 +484,7 @@ impl Board {
             // SAFETY: state 1 belongs to the one who set it.
             unsafe { (&mut *head.verdict.get())[..length].copy_from_slice(&text[..length]) };
             head.length.store(length as u32, Relaxed);
-            head.after.store(self.finished.load(Relaxed), Relaxed);
+            head.after.store(self.met.load(Relaxed), Relaxed);
             head.state.store(2, SeqCst);
         }
         self.ring_all();
