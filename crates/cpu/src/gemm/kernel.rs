@@ -124,6 +124,8 @@ pub(super) struct Tile<T> {
     pub(super) add: bool,
     /// What to fetch meanwhile, a line every four steps: part of the strip of A that comes next.
     pub(super) soon: *const T,
+    /// Where to copy the full rows of `b` on the way, side by side; null for nowhere.
+    pub(super) to: *mut T,
 }
 
 /// # Safety
@@ -132,6 +134,13 @@ pub(super) struct Tile<T> {
 pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(t: Tile<V::T>) {
     // SAFETY: the caller's promise.
     unsafe {
+        if !t.to.is_null() {
+            return if t.ars == 1 {
+                tile_rows::<V, MR, 2, false, true>(t)
+            } else {
+                tile_rows::<V, MR, 2, true, true>(t)
+            };
+        }
         if MR == 12
             && t.rows > 8
             && t.cols > V::LANES
@@ -140,14 +149,14 @@ pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(t: Tile<V::T>) {
             return put_tile::<V, 12, 2>(&t, sums);
         }
         match (t.cols <= V::LANES, t.ars == 1) {
-            (false, false) => tile_rows::<V, MR, 2, true>(t),
-            (true, false) => tile_rows::<V, MR, 1, true>(t),
-            (false, true) if t.rows <= 4 && MR > 4 => tile_rows::<V, 4, 2, false>(t),
-            (false, true) if t.rows <= 8 && MR > 8 => tile_rows::<V, 8, 2, false>(t),
-            (false, true) => tile_rows::<V, MR, 2, false>(t),
-            (true, true) if t.rows <= 4 && MR > 4 => tile_rows::<V, 4, 1, false>(t),
-            (true, true) if t.rows <= 8 && MR > 8 => tile_rows::<V, 8, 1, false>(t),
-            (true, true) => tile_rows::<V, MR, 1, false>(t),
+            (false, false) => tile_rows::<V, MR, 2, true, false>(t),
+            (true, false) => tile_rows::<V, MR, 1, true, false>(t),
+            (false, true) if t.rows <= 4 && MR > 4 => tile_rows::<V, 4, 2, false, false>(t),
+            (false, true) if t.rows <= 8 && MR > 8 => tile_rows::<V, 8, 2, false, false>(t),
+            (false, true) => tile_rows::<V, MR, 2, false, false>(t),
+            (true, true) if t.rows <= 4 && MR > 4 => tile_rows::<V, 4, 1, false, false>(t),
+            (true, true) if t.rows <= 8 && MR > 8 => tile_rows::<V, 8, 1, false, false>(t),
+            (true, true) => tile_rows::<V, MR, 1, false, false>(t),
         }
     }
 }
@@ -157,8 +166,10 @@ pub(super) unsafe fn tile_body<V: Vector, const MR: usize>(t: Tile<V::T>) {
 /// # Safety
 /// As for `Kernel::tile`; rows ≤ R ≤ MR, and R = MR by rows.
 #[inline(always)]
-unsafe fn tile_rows<V: Vector, const R: usize, const H: usize, const BY_ROWS: bool>(t: Tile<V::T>) {
-    let Tile { kc, mut a, ars, aks, mut b, bks, .. } = t;
+unsafe fn tile_rows<V: Vector, const R: usize, const H: usize, const BY_ROWS: bool, const COPY: bool>(
+    t: Tile<V::T>,
+) {
+    let Tile { kc, mut a, ars, aks, mut b, bks, mut to, .. } = t;
     fetch_c::<V>(&t);
     // SAFETY: the caller's promise; what is fetched ahead need not be there.
     unsafe {
@@ -170,6 +181,12 @@ unsafe fn tile_rows<V: Vector, const R: usize, const H: usize, const BY_ROWS: bo
             for (h, x) in row.iter_mut().enumerate() {
                 V::ahead(soon.wrapping_add(h * V::LANES));
                 *x = V::load(b.add(h * V::LANES));
+                if COPY {
+                    x.store(to.add(h * V::LANES));
+                }
+            }
+            if COPY {
+                to = to.add(H * V::LANES);
             }
             if BY_ROWS {
                 // Three rows from each of a few addresses: all fit in registers that way.
@@ -213,6 +230,20 @@ fn fetch_c<V: Vector>(t: &Tile<V::T>) {
 /// As [`Tile`] says for C.
 #[inline(always)]
 unsafe fn put_tile<V: Vector, const R: usize, const H: usize>(t: &Tile<V::T>, sums: [[V; H]; R]) {
+    if t.rows == R && t.cols == H * V::LANES {
+        // Straight from the registers: with more to decide the compiler keeps the sums in memory.
+        // SAFETY: the caller's promise.
+        let put = |r: usize, h: usize, x: V| unsafe {
+            let c = t.c.offset(r as isize * t.crs).add(h * V::LANES);
+            if t.add { V::load(c).plus(x).store(c) } else { x.store(c) }
+        };
+        for (r, sums) in sums.iter().enumerate() {
+            for (h, &x) in sums.iter().enumerate() {
+                put(r, h, x);
+            }
+        }
+        return;
+    }
     for (r, sums) in sums.into_iter().enumerate().take(t.rows) {
         for (h, x) in sums.into_iter().enumerate() {
             // SAFETY: the caller's promise.

@@ -1,6 +1,7 @@
 //! The general path: operands are copied by strips (MR rows of A, NR columns of B), so that the tile kernel reads both
 //! in sequence. One side is packed once for all, the other by whoever computes with it, so that it is in that core's
-//! cache. A strip of A is in L1 while it goes over some strips of B in L2. What is in good order already is not packed.
+//! cache. A strip of A is in L1 while it goes over some strips of B in L2. What is in good order already is not packed,
+//! and what only has to be brought together is packed by the first tile that reads it.
 
 use super::kernel::{Kernel, MAX_TILE, Strip, Tile};
 use super::parted::{MOST, parted};
@@ -76,6 +77,9 @@ struct Call<K, S, T> {
     b: Side<S>,
     a_strips: usize,
     b_strips: usize,
+    /// Whether whole strips are read where they are.
+    a_plain: bool,
+    b_plain: bool,
     /// Lines of the next product's operand that each tile fetches.
     lines: usize,
     kernel: PhantomData<fn(K)>,
@@ -85,6 +89,9 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
     fn new(p: Product<S, T>, threads: usize) -> Self {
         let (a_strips, b_strips) = (p.m.div_ceil(K::MR), p.n.div_ceil(K::NR));
         let few = p.share.bytes <= NEXT_BYTES;
+        // What few strips of A read, and what stays in L1, is not worth packing.
+        let read = if aliased::<S>(p.b.rs) { 3 } else { 7 };
+        let small = p.n * p.k * size_of::<S>() <= L1_BYTES;
         Call {
             p,
             threads,
@@ -92,6 +99,8 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
             b: Side { lines: p.n, width: K::NR, ptr: p.b.ptr, ls: p.b.cs, ks: p.b.rs },
             a_strips,
             b_strips,
+            a_plain: S::PLAIN && p.a.cs == 1 && p.a.rs != 1,
+            b_plain: S::PLAIN && p.b.cs == 1 && (a_strips < read || small),
             lines: if few { p.share.bytes.div_ceil(64 * a_strips * b_strips) } else { 0 },
             kernel: PhantomData,
         }
@@ -115,10 +124,10 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                 });
                 // SAFETY: own has room for one strip.
                 let own = |r, own| unsafe { self.a_pack(r, k0, kc, own) };
-                self.pieces(parts, [self.a_strips, cuts, self.p.n], K::MR * kc, own, |r, piece, own| {
+                self.pieces(parts, [self.a_strips, cuts, self.p.n], K::MR * kc, own, |r, piece, _, own| {
                     let columns = cut(self.b_strips, cuts, piece);
                     // SAFETY: strip r is packed, and all of B's.
-                    unsafe { self.row(r, columns.clone(), (k0, kc), own, own, &b_at) };
+                    unsafe { self.row(r, columns.clone(), (k0, kc), own, own, false, &b_at) };
                     self.finish(r..r + 1, columns, k0 + kc, after);
                 });
             }
@@ -158,19 +167,20 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                         if !packs {
                             self.a_pack(self.a_strips - 1, k0, kc, own);
                         }
-                        for s in columns.clone() {
+                        for s in columns.clone().filter(|&s| !self.b_in_passing(s)) {
                             self.b_pack(s, k0, kc, b_at(s, columns.start, own));
                         }
                     }
                 };
                 let room = last + self.b_strips.div_ceil(blocks) * K::NR * kc;
-                self.pieces(parts, [blocks, cuts, self.p.m], room, own, |b, piece, own| {
+                self.pieces(parts, [blocks, cuts, self.p.m], room, own, |b, piece, first, own| {
                     let (rows, columns) = (cut(self.a_strips, cuts, piece), columns(b));
                     let b_at = |s: usize| b_at(s, columns.start, own);
                     for r in rows.clone() {
                         let [a, next] = if packs { [a_at(r), a_at(r + 1)] } else { [own; 2] };
-                        // SAFETY: the block is packed, and all of A.
-                        unsafe { self.row(r, columns.clone(), (k0, kc), a, next, &b_at) };
+                        let first = first && r == rows.start;
+                        // SAFETY: the block is packed, or is by the first row, and all of A.
+                        unsafe { self.row(r, columns.clone(), (k0, kc), a, next, first, &b_at) };
                     }
                     self.finish(rows, columns, k0 + kc, after);
                 });
@@ -186,15 +196,16 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         (work / outer / piece).clamp(1, strips)
     }
 
-    /// Runs `piece(o, 0..cuts, own)` for each o of `outer`, where `own` is memory of `room` numbers that
-    /// `pack(o, own)` has prepared: once for neighbouring pieces that one thread gets. Pieces of one o cover `lines`.
+    /// Runs `piece(o, 0..cuts, first, own)` for each o of `outer`, where `own` is memory of `room` numbers that
+    /// `pack(o, own)` has prepared: once for neighbouring pieces that one thread gets, before the `first` of them.
+    /// Pieces of one o cover `lines`.
     fn pieces(
         &self,
         parts: usize,
         [outer, cuts, lines]: [usize; 3],
         room: usize,
         pack: impl Fn(usize, *mut T) + Sync,
-        piece: impl Fn(usize, usize, *mut T) + Sync,
+        piece: impl Fn(usize, usize, bool, *mut T) + Sync,
     ) {
         // What is almost done is not worth packing for.
         let leave = PACKING * cuts / lines;
@@ -203,17 +214,18 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                 let mut packed = usize::MAX;
                 for claim in claims {
                     let o = claim / cuts;
-                    if packed != o {
+                    let first = packed != o;
+                    if first {
                         pack(o, own);
                         packed = o;
                     }
-                    piece(o, claim % cuts, own);
+                    piece(o, claim % cuts, first, own);
                 }
             });
         });
     }
 
-    /// Strip r of A goes over strips of B, while the next of A is fetched.
+    /// Strip r of A goes over strips of B, while the next of A is fetched. The `first` to do so packs some of them.
     ///
     /// # Safety
     /// They are packed, where they are not direct, at `a` and `b_at`; the tiles are this thread's alone.
@@ -224,6 +236,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         (k0, kc): (usize, usize),
         a: *mut T,
         next: *mut T,
+        first: bool,
         b_at: &impl Fn(usize) -> *mut T,
     ) {
         let p = &self.p;
@@ -247,13 +260,18 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                 }
                 let soon = if t * part < K::MR * kc { next.wrapping_add(t * part) } else { a };
                 let j = s * K::NR;
+                let mut to = std::ptr::null_mut();
                 let (b, bks) = match S::plain(p.b.at(k0, j)) {
                     Some(plain) if self.b_direct(s) => (plain, p.b.rs),
+                    Some(plain) if first && self.b_in_passing(s) => {
+                        to = b_at(s);
+                        (plain, p.b.rs)
+                    }
                     _ => (b_at(s).cast_const(), K::NR as isize),
                 };
                 let (rows, cols) = (K::MR.min(p.m - i), K::NR.min(p.n - j));
                 let (c, crs, add) = (p.c.at(i, j), p.c.rs, k0 > 0);
-                tile::<K, T>(Tile { rows, cols, kc, a, ars, aks, b, bks, c, crs, add, soon }, p.c.cs);
+                tile::<K, T>(Tile { rows, cols, kc, a, ars, aks, b, bks, c, crs, add, soon, to }, p.c.cs);
             }
         }
     }
@@ -269,9 +287,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
 
     /// Whether the rows of strip r of A are read where they are.
     fn a_direct(&self, r: usize) -> bool {
-        let Mat { rs, cs, .. } = self.p.a;
-        let whole = (r + 1) * K::MR <= self.p.m;
-        S::PLAIN && whole && cs == 1 && rs != 1 && (self.b_strips <= 4 || !aliased::<S>(rs))
+        self.a_plain && (r + 1) * K::MR <= self.p.m
     }
 
     /// Whether more of A is packed than the last strip.
@@ -281,11 +297,12 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
 
     /// Whether the columns of strip s of B are read where they are.
     fn b_direct(&self, s: usize) -> bool {
-        let Mat { rs, cs, .. } = self.p.b;
-        let whole = (s + 1) * K::NR <= self.p.n;
-        let few = if aliased::<S>(rs) { 3 } else { 7 };
-        let small = self.p.n * self.p.k * size_of::<S>() <= L1_BYTES;
-        S::PLAIN && whole && cs == 1 && (self.a_strips < few || small)
+        self.b_plain && (s + 1) * K::NR <= self.p.n
+    }
+
+    /// Whether the first tile that reads strip s of B packs it.
+    fn b_in_passing(&self, s: usize) -> bool {
+        S::PLAIN && (s + 1) * K::NR <= self.p.n && self.p.b.cs == 1 && !self.b_direct(s)
     }
 
     /// # Safety

@@ -24,6 +24,20 @@ pub(super) struct Claims<'a> {
     helped: usize,
 }
 
+impl Claims<'_> {
+    /// Counts one more piece of a part; returns how many were taken before.
+    fn claim(&self, part: usize) -> usize {
+        let taken = &self.taken[part];
+        if self.taken.len() > 1 {
+            return taken.fetch_add(1, Ordering::Relaxed);
+        }
+        // Nobody else counts, and a locked addition would wait for all stores before it.
+        let before = taken.load(Ordering::Relaxed);
+        taken.store(before + 1, Ordering::Relaxed);
+        before
+    }
+}
+
 impl Iterator for Claims<'_> {
     type Item = usize;
 
@@ -34,7 +48,7 @@ impl Iterator for Claims<'_> {
             let (first, end) = (part * self.count / parts, (part + 1) * self.count / parts);
             // Relaxed: a piece reads nothing that another wrote; the pool orders what follows.
             if self.helped == 0 || first + self.taken[part].load(Ordering::Relaxed) + self.leave < end {
-                let i = first + self.taken[part].fetch_add(1, Ordering::Relaxed);
+                let i = first + self.claim(part);
                 if i < end {
                     return Some(i);
                 }
