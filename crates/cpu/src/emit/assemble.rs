@@ -1,7 +1,8 @@
 //! The loops around a body, as a function `(addresses, len, pool)` of the C calling convention.
 //!
 //! Without folds: vectors a few at a time, then one by one, the last only as far as there are elements. With folds:
-//! chunks a few at a time, one lane of accumulators each, then one by one.
+//! chunks a few at a time, one lane of accumulators each, then one by one; on AVX2, whose registers hold half of the
+//! lanes, only one by one.
 
 use super::asm::memory;
 use super::body::{ADDRESSES, Body, INDEX, SLOT, Shape, TAIL};
@@ -44,10 +45,8 @@ pub(super) fn assemble(lowered: &Lowered, listed: bool) -> Option<Assembled> {
     body.asm.put(Instruction::with2(Code::Xor_r32_rm32, Register::ECX, Register::ECX));
     if lowered.folds.is_empty() {
         vectors(&mut body, lowered.graph.target);
-    } else if lowered.graph.target == Target::Avx512 {
-        chunks(&mut body, lowered);
     } else {
-        return None;
+        chunks(&mut body, lowered);
     }
     leave(&mut body, saved);
     body.finish();
@@ -142,8 +141,11 @@ fn mask(body: &mut Body<'_>, end: Register) {
 fn chunks(body: &mut Body<'_>, lowered: &Lowered) {
     let chunk = INNER.chunk;
     let rax = Register::RAX;
+    let (mut copies, one) = match lowered.graph.target {
+        Target::Avx512 => (body.copies, Shape { copies: 1, apart: 0, masked: true }),
+        Target::Avx2 => (1, Shape { copies: 2, apart: Target::Avx2.lanes(), masked: false }),
+    };
     // A row has few chunks: what is left over by four at a time is done by two.
-    let mut copies = body.copies;
     while copies > 1 {
         let top = body.asm.here();
         body.asm.put(Instruction::with2(
@@ -172,14 +174,16 @@ fn chunks(body: &mut Body<'_>, lowered: &Lowered) {
     body.asm.put(Instruction::with2(Code::Lea_r64_m, END, memory(INDEX, Register::None, 1, chunk)));
     body.asm.put(Instruction::with2(Code::Cmp_r64_rm64, END, LEN));
     body.asm.put(Instruction::with2(Code::Cmovg_r64_rm64, END, LEN));
-    lowered.folds.iter().for_each(|fold| body.begin_fold(fold, 1));
+    lowered.folds.iter().for_each(|fold| body.begin_fold(fold, one.copies));
     let inner = body.asm.here();
-    mask(body, END);
-    body.run(Shape { copies: 1, apart: 0, masked: true });
+    if one.masked {
+        mask(body, END);
+    }
+    body.run(one);
     body.asm.put(Instruction::with2(Code::Add_rm64_imm8, INDEX, 16));
     body.asm.put(Instruction::with2(Code::Cmp_r64_rm64, INDEX, END));
     body.asm.jump_back(Code::Jl_rel32_64, inner);
-    write(body, lowered, 1);
+    write(body, lowered, one.copies);
     body.asm.jump_back(Code::Jmp_rel32_64, top);
     body.asm.land(none);
 }

@@ -4,6 +4,7 @@
 //! held as i32 and cut to their width after every step; bool is a mask. Other types have no form here.
 
 use super::graph::{Form, Graph, Lane, Target};
+use super::rule;
 use super::symbol::{self, Real, Truth, Value, Whole, make, pick};
 use crate::fused::kernel::{Call, Kernel};
 use crate::fused::pass::{Output, Pass};
@@ -63,15 +64,13 @@ fn ends(pass: &Pass, target: Target) -> Option<(Vec<Store>, Vec<Fold>)> {
             }
             Output::Fold { value, kind } => {
                 let Any::Real(x, _) = *values.get(value as usize)? else { return None };
+                let (start, _) = rule(kind)?;
                 let sum = Real(make(Lane::Sum(folds.len() as u32), &[]));
-                let (next, start) = match kind {
-                    ReduceKind::Sum | ReduceKind::Mean => (sum + x, 0.0),
-                    ReduceKind::Prod => (sum * x, 1.0),
-                    ReduceKind::Max => (sum.maximum(x), f32::NEG_INFINITY),
-                    ReduceKind::Min => (sum.minimum(x), f32::INFINITY),
-                    ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => {
-                        return None;
-                    }
+                let next = match kind {
+                    ReduceKind::Prod => sum * x,
+                    ReduceKind::Max => sum.maximum(x),
+                    ReduceKind::Min => sum.minimum(x),
+                    _ => sum + x,
                 };
                 folds.push(Fold { value: x.0.node(), sum: sum.0.node(), next: next.0.node(), start, to });
             }

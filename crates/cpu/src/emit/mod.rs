@@ -18,9 +18,12 @@ pub mod trial;
 #[cfg(test)]
 mod tests;
 
-use crate::fused::pass::Pass;
+use crate::fused::pass::{Output, Pass};
 use crate::gemm::Isa;
+use crate::reference::order::INNER;
 use graph::Target;
+use kiln_ir::ReduceKind;
+use kiln_ir::math::Num;
 use pages::Pages;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -32,8 +35,24 @@ pub(crate) struct Code {
     target: Target,
     /// Bytes from one element to the next behind each address; 0 for a splat, or lanes of a fold.
     strides: SmallVec<[u8; 8]>,
+    /// The addresses that are of folds.
+    folds: SmallVec<[(usize, Rule); 2]>,
     inputs: usize,
     bytes: usize,
+}
+
+/// What a fold begins with, and how a lane takes an element.
+type Rule = (f32, fn(f32, f32) -> f32);
+
+/// The rule of a kind, if it has one here.
+fn rule(kind: ReduceKind) -> Option<Rule> {
+    Some(match kind {
+        ReduceKind::Sum | ReduceKind::Mean => (0.0, Num::add),
+        ReduceKind::Prod => (1.0, Num::mul),
+        ReduceKind::Max => (f32::NEG_INFINITY, Num::maximum),
+        ReduceKind::Min => (f32::INFINITY, Num::minimum),
+        ReduceKind::Any | ReduceKind::All | ReduceKind::ArgMax | ReduceKind::ArgMin => return None,
+    })
 }
 
 /// What the code is: addresses, elements, constants.
@@ -65,13 +84,19 @@ impl Code {
         };
         let inputs = pass.inputs.iter().map(|input| if input.splat { 0 } else { input.dtype.size() as u8 });
         let mut strides: SmallVec<[u8; 8]> = inputs.collect();
-        strides.extend(lowered.stores.iter().map(|store| store.form.size() as u8));
+        strides.resize(strides.len() + pass.outputs.len(), 0);
+        lowered.stores.iter().for_each(|store| strides[store.to as usize] = store.form.size() as u8);
+        let folded = |(i, output): (usize, &Output)| match *output {
+            Output::Fold { kind, .. } => Some((pass.inputs.len() + i, rule(kind)?)),
+            Output::Store { .. } => None,
+        };
         let bytes = assembled.bytes.len() + pool.len() * 4;
         Some(Code {
             pages: Pages::new(&assembled.bytes)?,
             pool,
             target,
             strides,
+            folds: pass.outputs.iter().enumerate().filter_map(folded).collect(),
             inputs: pass.inputs.len(),
             bytes,
         })
@@ -91,7 +116,8 @@ impl Code {
             // SAFETY: promised by the caller.
             Target::Avx512 => unsafe { entry(addresses.as_ptr(), len, self.pool.as_ptr()) },
             Target::Avx2 => {
-                let (lanes, rest) = (self.target.lanes(), len % self.target.lanes());
+                let lanes = if self.folds.is_empty() { self.target.lanes() } else { INNER.lanes };
+                let rest = len % lanes;
                 // SAFETY: promised by the caller.
                 unsafe { entry(addresses.as_ptr(), len - rest, self.pool.as_ptr()) };
                 if rest > 0 {
@@ -102,16 +128,17 @@ impl Code {
         }
     }
 
-    /// The last elements, fewer than a vector: in memory of our own, from and to which they are copied.
+    /// The last elements, fewer than a vector or the lanes of a fold: in memory of our own, from and to which they are
+    /// copied.
     ///
     /// # Safety
     /// As for [`Code::run`], with elements `from..from + rest`.
     unsafe fn run_rest(&self, entry: Entry, addresses: &[*mut u8], from: usize, rest: usize, lanes: usize) {
         /// Aligned as stores past the cache want it.
         #[derive(Clone, Copy)]
-        #[repr(align(32))]
-        struct Vector([u8; 32]);
-        let mut room: SmallVec<[Vector; 8]> = SmallVec::from_elem(Vector([0; 32]), addresses.len());
+        #[repr(align(64))]
+        struct Vector([u8; 64]);
+        let mut room: SmallVec<[Vector; 8]> = SmallVec::from_elem(Vector([0; 64]), addresses.len());
         let mut own: SmallVec<[*mut u8; 8]> = SmallVec::new();
         for (i, (&address, &stride)) in addresses.iter().zip(&self.strides).enumerate() {
             let to = room[i].0.as_mut_ptr();
@@ -128,6 +155,20 @@ impl Code {
             let stride = self.strides[i] as usize;
             // SAFETY: as above.
             unsafe { std::ptr::copy_nonoverlapping(own[i], addresses[i].add(from * stride), rest * stride) };
+        }
+        for &(i, (identity, combined)) in &self.folds {
+            // SAFETY: as above; a fold has lanes for this chunk.
+            let (lanes, more) = unsafe {
+                let lanes = addresses[i].cast::<[f32; INNER.lanes]>().add(from / INNER.chunk);
+                (&mut *lanes, &*own[i].cast::<[f32; INNER.lanes]>())
+            };
+            if from.is_multiple_of(INNER.chunk) {
+                lanes.fill(identity);
+            }
+            for (lane, &x) in lanes.iter_mut().zip(&more[..rest]) {
+                // An identity combined with x is x.
+                *lane = combined(*lane, x);
+            }
         }
     }
 }

@@ -29,6 +29,8 @@ pub(super) const POOL: Register = Register::RDX;
 pub(super) const INDEX: Register = Register::RCX;
 /// From so many divisions and roots on a loop waits for the divider.
 const DIVIDER: usize = 3;
+/// The most folds on AVX2: each keeps two of 16 registers.
+pub(super) const FOLDS: usize = 4;
 /// Bytes of a place on the stack.
 pub(super) const SLOT: usize = 64;
 /// Stack that may be used without asking for it: a page, less what is saved there.
@@ -107,6 +109,9 @@ impl<'a> Body<'a> {
     pub fn new(lowered: &'a Lowered, listed: bool) -> Option<Body<'a>> {
         let Lowered { graph, stores, folds } = lowered;
         let target = graph.target;
+        if target == Target::Avx2 && folds.len() > FOLDS {
+            return None;
+        }
         let registers = match target {
             Target::Avx512 => [vec![None; 32], vec![None; 6]],
             Target::Avx2 => [vec![None; 16], Vec::new()],
@@ -236,6 +241,8 @@ impl<'a> Body<'a> {
         let fixed = self.used().into_iter().filter(|&(node, _)| self.class(node) == 0).count();
         let (one, registers) = (self.alive() + self.folds.len(), self.held[0].len());
         self.copies = match registers {
+            // The two halves of the lanes.
+            _ if self.target == Target::Avx2 && !self.folds.is_empty() => 2,
             _ if 4 * one + fixed < registers => 4,
             _ if 2 * one + 4 <= registers => 2,
             _ => 1,
@@ -362,10 +369,14 @@ impl<'a> Body<'a> {
         at
     }
 
-    /// Four bytes of memory that hold a constant. On AVX-512.
+    /// Memory that holds a constant: four bytes on AVX-512, a vector on AVX2.
     pub fn constant(&mut self, bits: u32) -> MemoryOperand {
-        let at = self.pooled(bits);
-        memory(POOL, Register::None, 1, at as usize * 4)
+        let at = self.pooled(bits) as usize;
+        let size = match self.target {
+            Target::Avx512 => 4,
+            Target::Avx2 => 32,
+        };
+        memory(POOL, Register::None, 1, at * size)
     }
 
     /// The body of a loop. What it leaves in registers but pinned values is nothing.

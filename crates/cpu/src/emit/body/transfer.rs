@@ -3,7 +3,7 @@
 use super::super::asm::{self, Place, memory};
 use super::super::graph::{Form, Target};
 use super::super::lower::{Fold, Store};
-use super::{Body, SLOT, TAIL};
+use super::{Body, TAIL};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 impl Body<'_> {
@@ -69,12 +69,18 @@ impl Body<'_> {
         for copy in 0..copies {
             let sum = self.ensure(self.value(fold.sum, copy));
             let bits = fold.start.to_bits();
+            let (zero, load) = match self.target {
+                Target::Avx512 => {
+                    (Code::EVEX_Vpxord_zmm_k1z_zmm_zmmm512b32, Code::EVEX_Vbroadcastss_zmm_k1z_xmmm32)
+                }
+                Target::Avx2 => (Code::VEX_Vxorps_ymm_ymm_ymmm256, Code::VEX_Vmovups_ymm_ymmm256),
+            };
             if bits == 0 {
-                self.asm.three(Code::EVEX_Vpxord_zmm_k1z_zmm_zmmm512b32, sum, sum, Place::Reg(sum));
+                self.asm.three(zero, sum, sum, Place::Reg(sum));
                 continue;
             }
             let from = self.constant(bits);
-            self.asm.two(Code::EVEX_Vbroadcastss_zmm_k1z_xmmm32, sum, Place::Mem(from));
+            self.asm.two(load, sum, Place::Mem(from));
         }
     }
 
@@ -82,8 +88,12 @@ impl Body<'_> {
     pub fn end_fold(&mut self, fold: &Fold, copies: usize, base: Register) {
         for copy in 0..copies {
             let sum = self.ensure(self.value(fold.sum, copy));
-            let to = memory(base, Register::None, 1, copy * SLOT);
-            self.asm.put(Instruction::with2(Code::EVEX_Vmovups_zmmm512_k1z_zmm, to, sum));
+            let code = match self.target {
+                Target::Avx512 => Code::EVEX_Vmovups_zmmm512_k1z_zmm,
+                Target::Avx2 => Code::VEX_Vmovups_ymmm256_ymm,
+            };
+            let to = memory(base, Register::None, 1, copy * self.target.lanes() * 4);
+            self.asm.put(Instruction::with2(code, to, sum));
         }
     }
 
