@@ -127,7 +127,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                 self.pieces(parts, [self.a_strips, cuts, self.p.n], K::MR * kc, own, |r, piece, _, own| {
                     let columns = cut(self.b_strips, cuts, piece);
                     // SAFETY: strip r is packed, and all of B's.
-                    unsafe { self.row(r, columns.clone(), (k0, kc), own, own, false, &b_at) };
+                    unsafe { self.row(r, columns.clone(), (k0, kc), [own; 2], false, &b_at) };
                     self.finish(r..r + 1, columns, k0 + kc, after);
                 });
             }
@@ -177,10 +177,10 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                     let (rows, columns) = (cut(self.a_strips, cuts, piece), columns(b));
                     let b_at = |s: usize| b_at(s, columns.start, own);
                     for r in rows.clone() {
-                        let [a, next] = if packs { [a_at(r), a_at(r + 1)] } else { [own; 2] };
+                        let a = if packs { [a_at(r), a_at(r + 1)] } else { [own; 2] };
                         let first = first && r == rows.start;
                         // SAFETY: the block is packed, or is by the first row, and all of A.
-                        unsafe { self.row(r, columns.clone(), (k0, kc), a, next, first, &b_at) };
+                        unsafe { self.row(r, columns.clone(), (k0, kc), a, first, &b_at) };
                     }
                     self.finish(rows, columns, k0 + kc, after);
                 });
@@ -234,8 +234,7 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         r: usize,
         columns: Range<usize>,
         (k0, kc): (usize, usize),
-        a: *mut T,
-        next: *mut T,
+        [a, next]: [*mut T; 2],
         first: bool,
         b_at: &impl Fn(usize) -> *mut T,
     ) {
