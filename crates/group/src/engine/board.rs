@@ -185,14 +185,16 @@ impl Board {
         wait: Wait,
     ) -> Result<(), Error> {
         self.post(signature, buffer);
-        // The others may have given up before this rank came. What all have met for goes on.
+        let n = signature.sequence;
+        let came = |rank: usize| self.post_of(rank, n).stamp.load(Acquire) == n;
+        // The others may have given up before this rank came. What all have met for goes on, and what all have laid.
         if let Some(error) = self.verdict()
-            && signature.sequence > self.head().after.load(Relaxed)
+            && n > self.head().after.load(Relaxed)
+            && !self.peers().all(came)
         {
             return Err(error);
         }
-        let n = signature.sequence;
-        self.wait_all(wait, signature, reach, |rank| self.post_of(rank, n).stamp.load(Acquire) == n)?;
+        self.wait_all(wait, signature, reach, came)?;
         let mut poison = None;
         for rank in 0..self.layout.ranks() {
             let post = self.post_of(rank, n);
