@@ -455,7 +455,7 @@ fn any_pass(noise: &mut Noise, inputs: usize, steps: usize) -> Pass {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 600, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_pass_has_the_same_bits(seed: u64, inputs in 1usize..14, steps in 0usize..60, len in 0usize..1500) {

@@ -44,6 +44,8 @@ struct Desk {
     posts: [Post; 2],
     /// The last collective whose second phase this rank has finished.
     done: Line<AtomicU64>,
+    /// The collective in which this rank stopped waiting for what others would lay.
+    gave_up: Line<AtomicU64>,
     /// Changes when a parked owner should look again.
     bell: Line<AtomicU32>,
     parked: Line<AtomicU32>,
@@ -187,14 +189,17 @@ impl Board {
         self.post(signature, buffer);
         let n = signature.sequence;
         let came = |rank: usize| self.post_of(rank, n).stamp.load(Acquire) == n;
-        // The others may have given up before this rank came. What all have met for goes on, and what all have laid.
-        if let Some(error) = self.verdict()
-            && n > self.head().after.load(Relaxed)
-            && !self.peers().all(came)
-        {
-            return Err(error);
+        // The others may have given up before this rank came. What all have met for goes on, and what all have laid and
+        // still wait for: one that laid a reason and then died is told by its reason.
+        let waits = |rank: usize| came(rank) && self.desk(rank).gave_up.0.load(Acquire) != n;
+        let met = match self.verdict() {
+            Some(error) if n > self.head().after.load(Relaxed) && !self.peers().all(waits) => Err(error),
+            _ => self.wait_all(wait, signature, reach, came),
+        };
+        if met.is_err() {
+            self.desk(self.rank).gave_up.0.store(n, Release);
         }
-        self.wait_all(wait, signature, reach, came)?;
+        met?;
         let mut poison = None;
         for rank in 0..self.layout.ranks() {
             let post = self.post_of(rank, n);

@@ -93,6 +93,8 @@ pub(super) struct Body<'a> {
     /// Values of the current item, which stay.
     locked: [u32; 4],
     free: Vec<u32>,
+    /// Slots that are free after the current item, whose instruction may still take an operand from there.
+    freed: Vec<u32>,
     pub slots: u32,
     shape: Shape,
     /// Copies of the main loop.
@@ -131,6 +133,7 @@ impl<'a> Body<'a> {
             held: registers,
             locked: [NEVER; 4],
             free: Vec::new(),
+            freed: Vec::new(),
             slots: 0,
             shape: Shape { copies: 1, apart: 0, masked: false },
             copies: 1,
@@ -467,6 +470,7 @@ impl<'a> Body<'a> {
                 Item::Store(store) => self.store(&self.stores[store as usize], copy, args[0]),
             }
             args[..arity].iter().for_each(|&arg| self.release(arg));
+            self.free.append(&mut self.freed);
         }
     }
 }

@@ -20,7 +20,7 @@ impl Body<'_> {
         if let Home::Slot(slot) = held.home
             && !self.fixed[self.node_of(value) as usize]
         {
-            self.free.push(slot);
+            self.freed.push(slot);
             self.values[value as usize].home = Home::Nowhere;
         }
     }
