@@ -8,7 +8,7 @@ use crate::lowering;
 use crate::queue::Queue;
 use kiln_device::{
     Batch, Bytes, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
-    Urgency, pending,
+    Urgency, Wish, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{Id, Item, Meta, Node, Op};
@@ -104,7 +104,7 @@ struct Shared<K: Kernels> {
 
 enum Work {
     Batch(Batch),
-    Wish(Id, Bytes),
+    Wish(Id, Wish),
     Write(Id, Data, Place),
     Read(Id, Promise<Data>),
     Sync(Promise<()>),
@@ -114,7 +114,7 @@ enum Work {
 struct Executor<V> {
     table: Table<V>,
     /// Where values are wished to be that nobody has read yet.
-    wishes: FxHashMap<Id, Bytes>,
+    wishes: FxHashMap<Id, Wish>,
     engine: Engine<V>,
 }
 
@@ -204,7 +204,7 @@ impl<K: Kernels> Device for HostDevice<K> {
         self.ask(Work::Sync)
     }
 
-    fn wish(&self, id: Id, memory: Bytes) {
+    fn wish(&self, id: Id, memory: Wish) {
         if self.follows_wishes() {
             self.shared.queue.push(Work::Wish(id, memory), 0);
         }
@@ -382,7 +382,7 @@ impl<K: Kernels> Source for Outside<'_, K> {
 struct Live<'a, K: Kernels> {
     shared: &'a Shared<K>,
     table: &'a mut Table<K::Value>,
-    wishes: &'a mut FxHashMap<Id, Bytes>,
+    wishes: &'a mut FxHashMap<Id, Wish>,
     batch: &'a Batch,
 }
 
@@ -409,7 +409,7 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
     }
 
     fn wish(&self, id: Id) -> Option<Bytes> {
-        self.wishes.get(&id).cloned()
+        self.wishes.get(&id).and_then(|wish| wish())
     }
 
     fn read(&self, id: Id) -> Result<Data, Error> {

@@ -33,6 +33,10 @@ use std::sync::Arc;
 /// Keeps something alive for as long as it is held.
 pub type Keep = Arc<dyn Any + Send + Sync>;
 
+/// Finds memory for a value, if there is any: asked when the value is about to be computed, so that what is free again by
+/// then can be used again.
+pub type Wish = Arc<dyn Fn() -> Option<Bytes> + Send + Sync>;
+
 /// Something that executes the stream.
 ///
 /// Calls take effect in the order in which they are made. A failed operation poisons the values it would have given,
@@ -90,7 +94,7 @@ pub trait Device: Send + Sync + 'static {
     /// Asks for value `id`, which a batch yet to be submitted defines, to be computed in that memory ([`Host::target`]),
     /// where nobody else reads or writes until a [`Device::read`] of it is answered, and the device never after that.
     /// Where it was, the answer's bytes are that memory.
-    fn wish(&self, _id: Id, _memory: Bytes) {}
+    fn wish(&self, _id: Id, _memory: Wish) {}
 
     /// Whether [`Device::wish`] is ever followed.
     fn follows_wishes(&self) -> bool {

@@ -3,10 +3,10 @@
 //! `cargo bench -p kiln-dist` starts the processes. In each, stretches of steps with and without sync take turns, and
 //! all processes do the same at the same time; figures are medians over pairs of stretches. `weak` is the time of a step
 //! without sync over that with it, two processes at once; without sync the optimiser is part of the products that give
-//! the gradients, so beside it is the figure against steps that keep their gradients, as an exchange must. `cost` is
-//! what a sync adds with one worker. `hidden` is the share of
-//! the exchange's time that backward covers on a link made slow on purpose, with buckets of 1 MiB. `KILN_GLOO` is a
-//! Python with torch, whose DDP is measured beside it.
+//! the gradients, so beside it is the figure against steps that keep their gradients, as an exchange must, and that of
+//! steps that exchange nothing but wait for each other. `cost` is what a sync adds with one worker. `hidden` is the
+//! share of the exchange's time that backward covers on a link made slow on purpose, with buckets of 1 MiB. `KILN_GLOO`
+//! is a Python with torch, whose DDP is measured beside it.
 #![allow(missing_docs)]
 
 use kiln_dist::{Config, GradientSync, Group, Identity, Rendezvous, SyncConfig};
@@ -120,11 +120,13 @@ fn rank(side: &str) {
     }
 }
 
-/// Whether steps exchange their gradients, or else keep them: then the optimiser is not part of what computes them.
+/// Whether steps exchange their gradients, or else keep them (then the optimiser is not part of what computes them), or
+/// only wait for each other.
 #[derive(Clone, Copy)]
 enum How<'a> {
     Plain,
     Kept,
+    Waits,
     Synced(&'a GradientSync),
 }
 
@@ -151,12 +153,16 @@ impl<T: Task> Run<'_, T> {
                     round.backward(&loss).expect("a backward");
                     round.step(self.model, &mut self.optimizer).expect("gradients");
                 }
-                How::Plain | How::Kept => {
+                How::Plain | How::Kept | How::Waits => {
                     let gradients = loss.backward();
                     if let How::Kept = how {
                         self.device.submit();
                     }
                     self.optimizer.step(self.model, &gradients);
+                    if let How::Waits = how {
+                        self.device.sync().expect("computed");
+                        group.barrier().expect("all ranks");
+                    }
                 }
             }
         }
@@ -201,17 +207,18 @@ fn measure<T: Task>(at: &Rendezvous, what: &str, name: &str, model: &mut T, devi
         Some(slow) => (How::Synced(&sync), How::Synced(slow)),
         None => (How::Plain, How::Synced(&sync)),
     };
-    let mut times = [without, with, How::Kept].map(|how| (how, Vec::new()));
+    let mut times = [without, with, How::Kept, How::Waits].map(|how| (how, Vec::new()));
     for _ in 0..STRETCHES {
         times.iter_mut().for_each(|(how, times)| times.push(run.stretch(&group, *how)));
     }
     let millis = |t: &Duration| t.as_secs_f64() * 1e3;
     if at.rank == 0 {
         // Neighbours are compared, because a shared machine changes its speed.
-        let [without, with, kept] = times.map(|(_, times)| times);
+        let [without, with, kept, waits] = times.map(|(_, times)| times);
         let ratio = |to: &[Duration]| median(to.iter().zip(&with).map(|(a, b)| millis(a) / millis(b)));
         let step = median(without.iter().map(millis));
-        println!("TIME {step} {} {} {}", step / ratio(&without), millis(&comm), ratio(&kept));
+        let ideal = median(without.iter().zip(&waits).map(|(a, b)| millis(a) / millis(b)));
+        println!("TIME {step} {} {} {} {ideal}", step / ratio(&without), millis(&comm), ratio(&kept));
         let stats = sync.stats();
         println!("COPIED {}", stats.copied / stats.rounds.max(1));
     }
@@ -225,8 +232,8 @@ fn median(numbers: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// Milliseconds a step without and with, and of the exchange, and the efficiency against steps that keep their
-/// gradients; bytes copied a step.
-fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 4], u64)> {
+/// gradients; that of steps that only wait for each other; bytes copied a step.
+fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 5], u64)> {
     let exe = std::env::current_exe().expect("a path");
     let start = |rank: usize| {
         // A core each, as `kiln launch` has it.
@@ -248,7 +255,7 @@ fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 4], u64)> {
     let text: String = texts.map(|t| String::from_utf8_lossy(&t).into_owned()).collect();
     let line = |word: &str| text.lines().find_map(|l| l.strip_prefix(word));
     let mut times = line("TIME ")?.split(' ').map(|t| t.parse().ok());
-    let times = [times.next()??, times.next()??, times.next()??, times.next()??];
+    let times = [times.next()??, times.next()??, times.next()??, times.next()??, times.next()??];
     Some((times, line("COPIED ")?.parse().ok()?))
 }
 
@@ -266,13 +273,16 @@ fn compare() {
     println!("{:>8} {:>6} {:>12} {:>12}  figure", "what", "model", "without", "with");
     for (name, _) in STEPS {
         for (what, world) in [("weak", 2), ("cost", 1), ("hidden", 2)] {
-            let Some(([a, b, comm, kept], copied)) = ours(world, what, name) else {
+            let Some(([a, b, comm, kept, waits], copied)) = ours(world, what, name) else {
                 println!("{what:>8} {name:>6} failed");
                 continue;
             };
             let figure = match what {
                 "weak" => {
-                    format!("efficiency {:.3}, gradients kept {kept:.3}, {copied} bytes copied a step", a / b)
+                    format!(
+                        "efficiency {:.3}, gradients kept {kept:.3}, only waiting {waits:.3}, {copied} bytes copied a step",
+                        a / b
+                    )
                 }
                 "cost" => format!("{:+.1} %", (b / a - 1.0) * 100.0),
                 _ => format!("{:.0} % of {comm:.1} ms hidden", (1.0 - (b - a) / comm) * 100.0),

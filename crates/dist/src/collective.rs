@@ -114,9 +114,8 @@ fn start(own: &Tensor, group: &Group, op: Op, meta: Meta, at: Option<usize>) -> 
     own.meta().to_string().hash(&mut hasher);
     let call = Call::new(op, meta.dtype).tagged(hasher.finish());
     let (promise, pending) = group.promise(call, meta.bytes())?;
-    let buffer = promise.buffer()?;
     let pieces: Vec<Piece> = at.map(|at| (own.detach(), 0, at)).into_iter().collect();
-    fill(promise, buffer, pieces, &Arc::default());
+    fill(promise, pieces, &Arc::default());
     Ok(Handle { pending, group: group.clone(), op, own: own.clone(), meta })
 }
 

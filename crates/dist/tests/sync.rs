@@ -499,7 +499,10 @@ fn a_wish_goes_with_its_value() {
     for others in [0, 1] {
         let gone = Arc::new(AtomicBool::new(false));
         let x = Tensor::randn([8], &device);
-        let placed = x.computed_in(kiln_tensor::Bytes::new(Held(vec![0; 4], gone.clone())));
+        let placed = {
+            let held = kiln_tensor::Bytes::new(Held(vec![0; 4], gone.clone()));
+            x.computed_in(move || Some(held.clone()))
+        };
         // A batch of one operation runs as it is, one of several is planned.
         let others: Vec<_> = (0..others).map(|_| x.exp()).collect();
         device.sync().unwrap();
@@ -520,7 +523,11 @@ fn values_are_computed_where_they_are_wished_and_nothing_else_is_there() {
     let (a, b) = (Tensor::randn([48, 48], &device), Tensor::randn([48, 48], &device));
     let want = [a.matmul(&b).to_vec::<f32>().unwrap(), (&a + &b).tanh().to_vec().unwrap()];
     let (product, sum) = (a.matmul(&b), (&a + &b).tanh());
-    let placed = [product.computed_in(place(&buffer, 0)), sum.computed_in(place(&buffer, 1))];
+    let wish = |at| {
+        let place = place(&buffer, at);
+        move || Some(place.clone())
+    };
+    let placed = [product.computed_in(wish(0)), sum.computed_in(wish(1))];
     // The values themselves go on.
     let others = [product.reshape([48 * 48]), sum.transpose(0, 1)];
     for (i, (placed, want)) in placed.iter().zip(&want).enumerate() {

@@ -116,13 +116,15 @@ pub(crate) struct Pool(Mutex<Vec<Arc<Region>>>);
 const KEPT: usize = 64;
 
 impl Pool {
-    /// The smallest that is large enough and not twice too large, of those that peers can reach or of the others.
+    /// The smallest that is large enough and not twice too large, of those that peers can reach or of the others; of
+    /// equal ones the one that came back last, which caches know best.
     pub(crate) fn take(&self, bytes: usize, reachable: bool) -> Option<Arc<Region>> {
         let mut free = self.0.lock().unwrap_or_else(|e| e.into_inner());
         let fits =
             |r: &Region| (r.id != 0) == reachable && r.bytes() >= bytes && r.bytes() <= (2 * bytes).max(4096);
-        let (at, _) = free.iter().enumerate().filter(|(_, r)| fits(r)).min_by_key(|(_, r)| r.bytes())?;
-        Some(free.swap_remove(at))
+        let (at, _) =
+            free.iter().enumerate().rev().filter(|(_, r)| fits(r)).min_by_key(|(_, r)| r.bytes())?;
+        Some(free.remove(at))
     }
 
     fn put(&self, region: Arc<Region>) {

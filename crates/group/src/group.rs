@@ -21,6 +21,8 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicUsize, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
@@ -74,6 +76,8 @@ struct Inner {
     kept: Condvar,
     /// Held by whoever drives the head of the queue.
     driver: Mutex<()>,
+    /// Threads that drive, or wait until they can.
+    drivers: AtomicUsize,
     worker: Mutex<Option<Arc<Wake>>>,
     /// How many subgroups of each name were made.
     made: Mutex<HashMap<(String, Vec<usize>), u64>>,
@@ -219,6 +223,7 @@ impl Group {
             queue: Mutex::default(),
             kept: Condvar::new(),
             driver: Mutex::default(),
+            drivers: AtomicUsize::new(0),
             worker: Mutex::default(),
             made: Mutex::default(),
             claimed: Arc::default(),
@@ -446,8 +451,8 @@ impl Inner {
     ) -> Result<Arc<Ticket>, Error> {
         self.fits(call.op, &buffer)?;
         let (ticket, head) = self.enter(call, buffer.bytes, Slot::Open(buffer), line)?;
-        if wake && !(head && self.laid(&ticket)) {
-            self.wake();
+        if wake {
+            self.ready(&ticket, head);
         }
         Ok(ticket)
     }
@@ -497,6 +502,15 @@ impl Inner {
         Ok((ticket, head))
     }
 
+    /// A call's contribution is there: somebody has to run it, unless it is small and next.
+    fn ready(self: &Arc<Self>, ticket: &Ticket, head: bool) {
+        // Either we see that somebody drives, or they see the contribution before they go.
+        fence(SeqCst);
+        if self.drivers.load(SeqCst) == 0 && !(head && self.laid(ticket)) {
+            self.wake();
+        }
+    }
+
     /// Whether a small contribution at the head of the queue could be laid out at once.
     fn laid(&self, ticket: &Ticket) -> bool {
         let Ok(_driver) = self.driver.try_lock() else { return false };
@@ -511,7 +525,7 @@ impl Inner {
     }
 
     /// Waits for a call and takes its result.
-    fn finish(&self, ticket: &Ticket) -> Result<Buffer, Error> {
+    fn finish(self: &Arc<Self>, ticket: &Ticket) -> Result<Buffer, Error> {
         self.drive(ticket)?;
         match std::mem::replace(&mut *lock(&ticket.slot), Slot::Taken) {
             Slot::Ended(result) => result,
@@ -520,20 +534,42 @@ impl Inner {
     }
 
     /// Runs calls in order until this one has ended.
-    fn drive(&self, ticket: &Ticket) -> Result<(), Error> {
+    fn drive(self: &Arc<Self>, ticket: &Ticket) -> Result<(), Error> {
         let ended = || matches!(*lock(&ticket.slot), Slot::Ended(_) | Slot::Taken);
         if ended() {
             return Ok(());
         }
-        let _driver = lock(&self.driver);
-        while !ended() {
-            match self.next(false) {
-                Turn::Ran => {}
-                Turn::Promised(ticket) => self.await_promise(&ticket),
-                Turn::Idle => return Err(lock(&self.queue).over.clone().unwrap_or(Error::Closed)),
+        let driven = self.driving(|| {
+            while !ended() {
+                match self.next(false) {
+                    Turn::Ran => {}
+                    Turn::Promised(ticket) => self.await_promise(&ticket),
+                    Turn::Idle => return Err(lock(&self.queue).over.clone().unwrap_or(Error::Closed)),
+                }
             }
+            Ok(())
+        });
+        if self.waits() {
+            self.wake();
         }
-        Ok(())
+        driven
+    }
+
+    /// Runs calls in turn with other drivers. Meanwhile calls that become ready are left to the drivers, so the caller
+    /// has to see to it afterwards that nothing [waits](Inner::waits).
+    fn driving<T>(&self, run: impl FnOnce() -> T) -> T {
+        self.drivers.fetch_add(1, SeqCst);
+        let driver = lock(&self.driver);
+        let done = run();
+        drop(driver);
+        self.drivers.fetch_sub(1, SeqCst);
+        done
+    }
+
+    /// Whether the oldest open call could be run.
+    fn waits(&self) -> bool {
+        let queue = lock(&self.queue);
+        queue.open.front().is_some_and(|front| matches!(*lock(&front.slot), Slot::Open(_)))
     }
 
     /// Runs the oldest open call, if its contribution is there, `beside` a thread that computes or not. The
@@ -671,9 +707,9 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
             *state = Errand::Rest;
         }
         let Some(inner) = inner.upgrade() else { return };
-        let driver = lock(&inner.driver);
-        while matches!(inner.next(true), Turn::Ran) {}
-        drop(driver);
+        while inner.waits() {
+            inner.driving(|| while matches!(inner.next(true), Turn::Ran) {});
+        }
     }
 }
 

@@ -4,6 +4,7 @@ use crate::{Element, Error, Tensor, lane};
 use kiln_device::{Bytes, Data, Pending};
 use kiln_ir::Op;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 impl Tensor {
@@ -20,16 +21,16 @@ impl Tensor {
 
     /// The same values under a new name, computed in that host memory if the device can, see
     /// [`Host::target`](crate::Host::target): then a read of them gives that memory. Nobody may read or write it before.
-    /// Has no gradient.
+    /// It is asked for when the values are about to be computed, perhaps several times. Has no gradient.
     #[track_caller]
-    pub fn computed_in(&self, memory: Bytes) -> Tensor {
+    pub fn computed_in(&self, memory: impl Fn() -> Option<Bytes> + Send + Sync + 'static) -> Tensor {
         let x = self.detach();
         let driver = x.value.device().driver();
         if !driver.follows_wishes() {
             return x;
         }
         let placed = Tensor::one(Op::Cast(x.dtype()), &[&x]);
-        driver.wish(placed.value.id, memory);
+        driver.wish(placed.value.id, Arc::new(memory));
         placed
     }
 

@@ -3,7 +3,7 @@
 use kiln_group::{Buffer, Promise, Range};
 use kiln_tensor::{Bytes, Data, Error, Host, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// What goes where in a bucket: a tensor, the part of the rank's contribution, and the first byte.
 pub(crate) type Piece = (Tensor, usize, usize);
@@ -14,25 +14,28 @@ struct Filling {
 }
 
 struct Open {
-    buffer: Buffer,
     promise: Promise,
+    /// Taken when the first piece is computed: that of the last step is back by then, and two steps in a row go through
+    /// the same cache lines.
+    buffer: Option<Buffer>,
+    /// Why the contribution is none.
+    failed: Option<String>,
     /// Pieces that are yet to come.
     left: usize,
 }
 
-/// Has all pieces computed in the buffer, or copied there, in the background; then keeps the promise. A piece that fails
+/// Has all pieces computed in a buffer, or copied there, in the background; then keeps the promise. A piece that fails
 /// poisons the contribution. Returns at once. All are on one device. Counts the bytes that are `copied`.
-pub(crate) fn fill(promise: Promise, buffer: Buffer, mut pieces: Vec<Piece>, copied: &Arc<AtomicU64>) {
+pub(crate) fn fill(promise: Promise, mut pieces: Vec<Piece>, copied: &Arc<AtomicU64>) {
+    let open = Open { promise, buffer: None, failed: None, left: pieces.len() };
     if pieces.is_empty() {
-        return give(promise, buffer);
+        return open.keep();
     }
+    let filling = Arc::new(Filling { open: Mutex::new(Some(open)), copied: copied.clone() });
     for (tensor, part, start) in &mut pieces {
-        let end = *start + tensor.meta().bytes();
-        *tensor = tensor.computed_in(Bytes::new(Place(buffer.range(*part, *start..end))));
+        let (filling, part, range) = (filling.clone(), *part, *start..*start + tensor.meta().bytes());
+        *tensor = tensor.computed_in(move || filling.place(part, range.clone()));
     }
-    let left = pieces.len();
-    let open = Mutex::new(Some(Open { buffer, promise, left }));
-    let filling = Arc::new(Filling { open, copied: copied.clone() });
     // The window ends here, and runs while more is recorded.
     pieces[0].0.device().submit();
     let last = pieces.len() - 1;
@@ -47,31 +50,63 @@ pub(crate) fn fill(promise: Promise, buffer: Buffer, mut pieces: Vec<Piece>, cop
 }
 
 impl Filling {
+    fn open(&self) -> MutexGuard<'_, Option<Open>> {
+        self.open.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Where a piece is to be computed.
+    fn place(&self, part: usize, range: std::ops::Range<usize>) -> Option<Bytes> {
+        let mut open = self.open();
+        let buffer = open.as_mut()?.buffer().ok()?;
+        Some(Bytes::new(Place(buffer.range(part, range))))
+    }
+
     fn came(&self, part: usize, start: usize, answer: Result<Data, Error>) {
-        let mut state = self.open.lock().unwrap_or_else(|e| e.into_inner());
+        let mut state = self.open();
         let Some(open) = &mut *state else { return };
-        match answer {
-            Ok(data) => {
-                let place = start..start + data.bytes.len();
-                if !std::ptr::eq(open.buffer.range(part, place.clone()).start(), data.bytes.as_ptr()) {
-                    self.copied.fetch_add(place.len() as u64, Ordering::Relaxed);
-                    open.buffer.part_mut(part)[place].copy_from_slice(&data.bytes);
-                }
-            }
-            Err(error) => open.buffer.poison(&error.to_string()),
+        let copied = answer.map_err(|e| e.to_string()).and_then(|data| open.put(part, start, &data.bytes));
+        match copied {
+            Ok(bytes) => drop(self.copied.fetch_add(bytes, Ordering::Relaxed)),
+            Err(reason) => open.failed = Some(reason),
         }
         open.left -= 1;
         if open.left == 0
-            && let Some(Open { buffer, promise, .. }) = state.take()
+            && let Some(open) = state.take()
         {
-            give(promise, buffer);
+            open.keep();
         }
     }
 }
 
-fn give(promise: Promise, buffer: Buffer) {
-    // Refused only where the group has ended, which whoever waits is told.
-    let _ = promise.give(buffer);
+impl Open {
+    fn buffer(&mut self) -> Result<&mut Buffer, kiln_group::Error> {
+        match &mut self.buffer {
+            Some(buffer) => Ok(buffer),
+            none => Ok(none.insert(self.promise.buffer()?)),
+        }
+    }
+
+    /// Puts a piece in its place, if it is not there. Gives the number of bytes that were copied.
+    fn put(&mut self, part: usize, start: usize, bytes: &[u8]) -> Result<u64, String> {
+        let buffer = self.buffer().map_err(|e| e.to_string())?;
+        let place = start..start + bytes.len();
+        if std::ptr::eq(buffer.range(part, place.clone()).start(), bytes.as_ptr()) {
+            return Ok(0);
+        }
+        buffer.part_mut(part)[place].copy_from_slice(bytes);
+        Ok(bytes.len() as u64)
+    }
+
+    fn keep(mut self) {
+        let made = self.buffer().map(|_| ()).map_err(|e| e.to_string());
+        match (self.failed.or(made.err()), self.buffer) {
+            (None, Some(buffer)) => {
+                // Refused only where the group has ended, which whoever waits is told.
+                let _ = self.promise.give(buffer);
+            }
+            (reason, _) => self.promise.fail(&reason.unwrap_or_default()),
+        }
+    }
 }
 
 /// A gradient's place in a bucket, for a device to compute it there.

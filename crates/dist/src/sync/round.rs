@@ -410,7 +410,6 @@ impl Work {
             Way::Alone => {}
             Way::Ranks(_) => {
                 let Some(promise) = self.promises[bucket].take() else { return Ok(()) };
-                let buffer = promise.buffer()?;
                 let size = plan.buckets[bucket].dtype.size();
                 let mut pieces: Vec<Piece> = Vec::new();
                 for &(entry, start) in members {
@@ -418,7 +417,7 @@ impl Work {
                         pieces.push((value, part, start * size));
                     }
                 }
-                fill(promise, buffer, pieces, &turn.inner.copied);
+                fill(promise, pieces, &turn.inner.copied);
             }
             Way::Moves(moves) => {
                 let mut partials: Vec<Partial<Vec<Tensor>>> = (turn.inner.layout.parts(turn.inner.rank))

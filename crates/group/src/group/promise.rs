@@ -88,9 +88,7 @@ impl Inner {
             self.kept.notify_all();
             queue.open.len() == 1 && queue.open.front().is_some_and(|front| Arc::ptr_eq(front, ticket))
         };
-        if !(only && self.laid(ticket)) {
-            self.wake();
-        }
+        self.ready(ticket, only);
     }
 
     /// Waits until a call's own contribution is there. If it does not come in time the group ends: the others wait too.
