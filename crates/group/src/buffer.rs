@@ -138,3 +138,19 @@ impl Pool {
         self.0.lock().unwrap_or_else(|e| e.into_inner()).clear();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_region_that_came_back_last_is_taken_first() {
+        let pool = Pool::default();
+        let region = |bytes, id| pool.put(Arc::new(Region::heap(bytes, id)));
+        region(4096, 1);
+        region(4096, 2);
+        region(8192, 3);
+        let took = |bytes| pool.take(bytes, true).map(|region| region.id);
+        assert_eq!([took(4096), took(4096), took(4096), took(4096)], [Some(2), Some(1), Some(3), None]);
+    }
+}

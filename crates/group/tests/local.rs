@@ -241,6 +241,27 @@ fn results_that_nobody_waits_for_still_reach_the_others() {
     });
 }
 
+#[test]
+fn a_call_that_becomes_ready_while_another_is_driven_is_not_forgotten() {
+    each(Group::local(2, config(2)).unwrap(), |group| {
+        for i in 0..200 {
+            let bytes = 1 << 17;
+            let (promise, first) =
+                group.promise(Call::new(Op::AllReduce(Reduce::Sum), DType::F32), bytes).unwrap();
+            std::thread::scope(|scope| {
+                let waits = scope.spawn(|| first.wait().map(drop));
+                let second = group.all_reduce(Reduce::Sum, DType::F32, group.buffer(bytes).unwrap()).unwrap();
+                let buffer = promise.buffer().unwrap();
+                promise.give(buffer).unwrap();
+                waits.join().unwrap().unwrap();
+                if group.rank() == 1 || i == 199 {
+                    second.wait().unwrap();
+                }
+            });
+        }
+    });
+}
+
 /// Each of 8 groups is used by a thread of its own; the threads of a rank are served in any order.
 #[test]
 fn a_thousand_schedules_of_concurrent_groups() {
