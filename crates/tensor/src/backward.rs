@@ -141,16 +141,16 @@ pub struct Backward<'a> {
     wanted: Vec<&'a Tensor>,
 }
 
-type Hook<'a> = Box<dyn FnMut(&LeafGradient<'_>) -> Option<Tensor> + 'a>;
+type Hook<'a> = Box<dyn FnMut(LeafGradient) -> Option<Tensor> + 'a>;
 
 /// A leaf whose gradient is final.
-pub struct LeafGradient<'a> {
+pub struct LeafGradient {
     id: u64,
     /// The gradient.
-    pub gradient: &'a Tensor,
+    pub gradient: Tensor,
 }
 
-impl LeafGradient<'_> {
+impl LeafGradient {
     /// The number of the leaf, see [`Tensor::leaf`].
     pub fn leaf(&self) -> u64 {
         self.id
@@ -181,9 +181,9 @@ impl<'a> Backward<'a> {
         self.keep()
     }
 
-    /// Calls `hook` for each leaf when its gradient is final, before the walk goes on. What it returns takes the
-    /// gradient's place.
-    pub fn on_ready(mut self, hook: impl FnMut(&LeafGradient<'_>) -> Option<Tensor> + 'a) -> Self {
+    /// Gives each leaf's gradient to `hook` when it is final, before the walk goes on. What the hook returns is among
+    /// the results in its place; a gradient that is not, and that the hook lets go, takes no memory any more.
+    pub fn on_ready(mut self, hook: impl FnMut(LeafGradient) -> Option<Tensor> + 'a) -> Self {
         self.hook = Some(Box::new(hook));
         self
     }
@@ -378,9 +378,9 @@ impl Walk<'_> {
         if *left > 0 {
             return;
         }
-        let (Some(hook), Some(gradient)) = (&mut self.hook, self.done.leaves.get(&leaf.id)) else { return };
-        if let Some(other) = hook(&LeafGradient { id: leaf.id, gradient }) {
-            self.done.leaves.insert(leaf.id, other);
+        let (Some(hook), Some(gradient)) = (&mut self.hook, self.done.leaves.remove(&leaf.id)) else { return };
+        if let Some(kept) = hook(LeafGradient { id: leaf.id, gradient }) {
+            self.done.leaves.insert(leaf.id, kept);
         }
     }
 
@@ -508,7 +508,10 @@ impl Walk<'_> {
         let leaves = links().filter(|(_, link)| matches!(link, Link::Leaf(_)));
         for (i, link) in leaves.chain(links().filter(|(_, link)| matches!(link, Link::Step(..)))) {
             if let Some(gradient) = kiln_grad::gradient(op, &rule, i) {
-                self.contribute(link, recorder.tensor(gradient.key()));
+                // A hook has what it is given to itself.
+                let alone = self.hook.is_some() && matches!(link, Link::Leaf(_));
+                let key = gradient.key();
+                self.contribute(link, if alone { recorder.take(key) } else { recorder.tensor(key) });
             }
             self.settle(link);
         }

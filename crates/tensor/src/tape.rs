@@ -372,6 +372,18 @@ impl Recorder {
     pub fn tensor(&self, key: u32) -> Tensor {
         self.tensors.borrow()[key as usize].clone().expect("a rule used a value that its probe did not")
     }
+
+    /// The same, not held here any more if a node gave it: a rule that needs it again records that node again.
+    pub fn take(&self, key: u32) -> Tensor {
+        let mut emitted = self.emitted.borrow_mut();
+        match emitted.iter().position(|e| e.outs.contains(&key)) {
+            Some(at) => {
+                emitted.swap_remove(at);
+                self.tensors.borrow_mut()[key as usize].take().expect("a node's result is held until it is taken")
+            }
+            None => self.tensor(key),
+        }
+    }
 }
 
 impl Build for Recorder {

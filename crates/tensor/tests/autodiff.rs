@@ -152,8 +152,8 @@ fn firings(y: &Tensor, leaves: &[&Tensor], spy: &Spy) -> Vec<(usize, usize)> {
         .on_ready(|ready| {
             let which = leaves.iter().position(|l| ready.is_of(l)).unwrap();
             let ops = spy.1.lock().unwrap().len();
-            fired.push((which, ops, vec(ready.gradient)));
-            None
+            fired.push((which, ops, vec(&ready.gradient)));
+            Some(ready.gradient)
         })
         .run();
     for (which, _, gradient) in &fired {
@@ -230,6 +230,31 @@ fn a_hook_may_replace_gradients_and_record() {
     assert_eq!(vec(grads.get(&x).unwrap()), [30.0, 40.0]);
     assert_eq!(vec(grads.get(&w).unwrap()), [10.0, 20.0]);
     assert!(sum.is_some());
+}
+
+#[test]
+fn a_gradient_that_a_hook_lets_go_takes_no_memory() {
+    let device = Device::open("cpu:51").unwrap();
+    let n = 256;
+    let square = || Tensor::randn([n, n], &device);
+    let weights = [square().requires_grad(), square().requires_grad()];
+    let loss = square().matmul(&weights[0]).tanh().matmul(&weights[1]).sum(());
+    device.sync().unwrap();
+    let before = device.memory().live_bytes;
+    let mut sums = Vec::new();
+    let grads = loss
+        .differentiate()
+        .on_ready(|ready| {
+            sums.push(ready.gradient.sum(()));
+            drop(ready);
+            device.sync().unwrap();
+            let more = device.memory().live_bytes.saturating_sub(before);
+            assert!(more < 4 * n * n, "{more} bytes more after {} gradients", sums.len());
+            None
+        })
+        .run();
+    assert!(grads.is_empty());
+    assert_eq!(sums.len(), 2);
 }
 
 #[test]

@@ -354,20 +354,20 @@ impl Work {
     fn loss(&mut self, turn: &Turn<'_>, loss: &Tensor, ends: bool) {
         let entry = self.plan.parameters();
         let loss = loss.detach().to_dtype(DType::F32).reshape([1]);
-        self.add(turn, entry, &loss, ends);
+        self.add(turn, entry, loss, ends);
     }
 
     /// A gradient is final.
-    fn came(&mut self, turn: &Turn<'_>, leaf: &LeafGradient<'_>, ends: bool) {
+    fn came(&mut self, turn: &Turn<'_>, leaf: LeafGradient, ends: bool) {
         let Some(&entry) = self.leaves.get(&leaf.leaf()) else { return };
         self.used[entry] = true;
         self.add(turn, entry, leaf.gradient, ends);
     }
 
-    fn add(&mut self, turn: &Turn<'_>, entry: usize, value: &Tensor, ends: bool) {
+    fn add(&mut self, turn: &Turn<'_>, entry: usize, value: Tensor, ends: bool) {
         let sum = match self.sums[entry].take() {
             Some(sum) => sum + value,
-            None => value.clone(),
+            None => value,
         };
         if ends {
             self.give(turn, entry, sum);
