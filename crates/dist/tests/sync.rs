@@ -2,10 +2,11 @@
 
 use kiln_dist::{Bf16, Combine, Compress, Error, GradientSync, Group, Round, SyncConfig, Unused};
 use kiln_nn::{Linear, Module, Optimizer, Sgd, module};
-use kiln_tensor::{DType, Device, Tensor, seed};
+use kiln_tensor::{DType, Device, Tensor, custom_grad, seed};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 struct Mlp {
     first: Linear,
@@ -43,10 +44,23 @@ fn config() -> SyncConfig {
 }
 
 fn groups(ranks: usize, shards: usize) -> Vec<Group> {
+    linked(ranks, shards, None)
+}
+
+/// Ranks whose exchange takes a processor's time, and ranks whose link would take it: the latter exchange while they
+/// compute, even if there is no core for it.
+fn both_ways(ranks: usize, shards: usize) -> [Vec<Group>; 2] {
+    let ways = [None, Some(u64::MAX)].map(|rate| linked(ranks, shards, rate));
+    assert!(ways[1][0].overlaps());
+    ways
+}
+
+fn linked(ranks: usize, shards: usize, rate: Option<u64>) -> Vec<Group> {
     let settings = kiln_dist::Config {
         deadline: Duration::from_secs(5),
         shards: Some(shards),
         flight: None,
+        rate,
         ..Default::default()
     };
     Group::local(ranks, settings).unwrap()
@@ -107,8 +121,9 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
         for compress in [None, Some(Arc::new(Bf16) as Arc<dyn Compress>)] {
             let config = SyncConfig { combine, compress, ..config() };
             let want = alone(8, config.clone());
-            for ranks in [2, 3, 8] {
-                let got = each(groups(ranks, 8), |group, device| {
+            for groups in [2, 3, 8].into_iter().flat_map(|ranks| both_ways(ranks, 8)) {
+                let ranks = groups.len();
+                let got = each(groups, |group, device| {
                     // Only rank 0's weights count.
                     seed(if group.rank() == 0 { 1 } else { 77 });
                     let mut model = Mlp::new(&device);
@@ -306,7 +321,7 @@ fn shards_without_samples_count_as_zeros() {
 
 #[test]
 fn a_dropped_round_fails_everywhere_and_the_next_one_works() {
-    each(groups(2, 2), |group, device| {
+    let dropped = |group: Group, device: Device| {
         let mut model = Mlp::new(&device);
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
         for step in 0..4 {
@@ -324,7 +339,56 @@ fn a_dropped_round_fails_everywhere_and_the_next_one_works() {
                 Err(other) => panic!("{other}"),
             }
         }
-    });
+    };
+    both_ways(2, 2).into_iter().for_each(|groups| drop(each(groups, dropped)));
+}
+
+#[test]
+fn a_panic_in_the_middle_of_backward_is_told_to_the_others() {
+    let panics = |group: Group, device: Device| {
+        let mut model = Mlp::new(&device);
+        let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+        let mut round = sync.register(&model).unwrap();
+        let x = Tensor::ones([4, 6], &device);
+        let hidden = model.first.forward(&x);
+        // The second layer's gradients are in a bucket by then.
+        let odd = group.rank() == 1;
+        let through = custom_grad(&[&hidden], hidden.detach(), move |g| {
+            assert!(!odd, "on purpose");
+            vec![Some(g.clone())]
+        });
+        let loss = model.second.forward(&through).sum(());
+        let begun = Instant::now();
+        if odd {
+            let panicked = catch_unwind(AssertUnwindSafe(|| round.backward(&loss)));
+            assert!(panicked.is_err());
+            drop(round);
+        } else {
+            round.backward(&loss).unwrap();
+            let error = round.wait().err();
+            let told = matches!(error, Some(Error::Group(kiln_group::Error::Poisoned { rank: 1, .. })));
+            assert!(told, "{error:?}");
+        }
+        assert!(begun.elapsed() < Duration::from_secs(3), "nobody waited for the deadline");
+    };
+    both_ways(2, 2).into_iter().for_each(|groups| drop(each(groups, panics)));
+}
+
+#[test]
+fn closing_finishes_a_round_that_nobody_waits_for() {
+    let closes = |group: Group, _: Device| {
+        // One that no other test gets going.
+        let device = device(60 + group.rank());
+        let mut model = Mlp::new(&device);
+        let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+        let mut round = sync.register(&model).unwrap();
+        differentiate(&mut round, &model, 0, &device).unwrap();
+        let begun = Instant::now();
+        sync.close().unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(3), "not by the deadline");
+        assert_eq!(round.wait().unwrap().gradients.len(), 4);
+    };
+    both_ways(2, 2).into_iter().for_each(|groups| drop(each(groups, closes)));
 }
 
 #[test]

@@ -28,6 +28,11 @@ pub(crate) trait Engine: Send + Sync {
     /// Its name in reports.
     fn name(&self) -> &'static str;
 
+    /// Whether it takes a link's time, more than a processor's.
+    fn is_link(&self) -> bool {
+        false
+    }
+
     /// Memory for large contributions, at least `bytes` long, that peers can reach if the engine needs that.
     fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error>;
 

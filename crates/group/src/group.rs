@@ -353,7 +353,7 @@ impl Group {
             }
             queue.open.back().cloned()
         };
-        let ended = last.map_or(Ok(()), |ticket| inner.drive(&ticket));
+        let ended = last.map_or(Ok(()), |ticket| inner.drive(&ticket, || ()));
         {
             let mut queue = lock(&inner.queue);
             if let Some(error) = &queue.over {
@@ -376,6 +376,12 @@ impl Group {
             return Err(Error::Claimed { name: name.to_string() });
         }
         Ok(Claim { name: name.to_string(), names: self.0.claimed.clone() })
+    }
+
+    /// Whether exchanging while the ranks compute saves time: there are cores for both, or it is a link that takes it.
+    pub fn overlaps(&self) -> bool {
+        let Inner { config, engine, .. } = &*self.0;
+        self.0.spare(config.threads + 1) || config.rate.is_some() || engine.is_link()
     }
 
     /// Payload moved and time waited for each rank so far.
@@ -413,6 +419,12 @@ impl Pending {
     /// The buffer with the result. A failed collective does not give its buffer back.
     pub fn wait(self) -> Result<Buffer, Error> {
         self.group.0.finish(&self.ticket)
+    }
+
+    /// Has `compute` make the own contribution, while nothing is carried out on any thread, then carries everything out
+    /// up to this. How it ended is told by [`Pending::wait`].
+    pub fn contribute(&self, compute: impl FnOnce()) {
+        let _ = self.group.0.drive(&self.ticket, compute);
     }
 }
 
@@ -526,20 +538,21 @@ impl Inner {
 
     /// Waits for a call and takes its result.
     fn finish(self: &Arc<Self>, ticket: &Ticket) -> Result<Buffer, Error> {
-        self.drive(ticket)?;
+        self.drive(ticket, || ())?;
         match std::mem::replace(&mut *lock(&ticket.slot), Slot::Taken) {
             Slot::Ended(result) => result,
             Slot::Promised | Slot::Open(_) | Slot::Running | Slot::Taken => Err(Error::Closed),
         }
     }
 
-    /// Runs calls in order until this one has ended.
-    fn drive(self: &Arc<Self>, ticket: &Ticket) -> Result<(), Error> {
+    /// Runs calls in order until this one has ended, but `compute` before.
+    fn drive(self: &Arc<Self>, ticket: &Ticket, compute: impl FnOnce()) -> Result<(), Error> {
         let ended = || matches!(*lock(&ticket.slot), Slot::Ended(_) | Slot::Taken);
         if ended() {
             return Ok(());
         }
         let driven = self.driving(|| {
+            compute();
             while !ended() {
                 match self.next(false) {
                     Turn::Ran => {}
@@ -559,11 +572,14 @@ impl Inner {
     /// has to see to it afterwards that nothing [waits](Inner::waits).
     fn driving<T>(&self, run: impl FnOnce() -> T) -> T {
         self.drivers.fetch_add(1, SeqCst);
-        let driver = lock(&self.driver);
-        let done = run();
-        drop(driver);
-        self.drivers.fetch_sub(1, SeqCst);
-        done
+        let _gone = Gone(&self.drivers);
+        let _driver = lock(&self.driver);
+        run()
+    }
+
+    /// Whether so many threads of every rank have a core each.
+    fn spare(&self, threads: usize) -> bool {
+        self.layout.ranks() * threads <= self.cores
     }
 
     /// Whether the oldest open call could be run.
@@ -581,8 +597,7 @@ impl Inner {
             (ticket, queue.open.iter().any(|open| matches!(*lock(&open.slot), Slot::Promised)))
         };
         // What is promised is still being computed.
-        let busy = self.config.threads + usize::from(beside || promised);
-        let spin = self.layout.ranks() * busy <= self.cores;
+        let spin = self.spare(self.config.threads + usize::from(beside || promised));
         let mut buffer = {
             let mut slot = lock(&ticket.slot);
             match std::mem::replace(&mut *slot, Slot::Running) {
@@ -690,6 +705,15 @@ impl Inner {
             self.engine.abort(&Error::Poisoned { rank: self.rank, reason });
         }
         self.engine.leave(queue.last);
+    }
+}
+
+/// Somebody who drives less, when dropped.
+struct Gone<'a>(&'a AtomicUsize);
+
+impl Drop for Gone<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
     }
 }
 

@@ -378,7 +378,9 @@ impl Walk<'_> {
         if *left > 0 {
             return;
         }
-        let (Some(hook), Some(gradient)) = (&mut self.hook, self.done.leaves.remove(&leaf.id)) else { return };
+        let (Some(hook), Some(gradient)) = (&mut self.hook, self.done.leaves.remove(&leaf.id)) else {
+            return;
+        };
         if let Some(kept) = hook(LeafGradient { id: leaf.id, gradient }) {
             self.done.leaves.insert(leaf.id, kept);
         }

@@ -379,7 +379,9 @@ impl Recorder {
         match emitted.iter().position(|e| e.outs.contains(&key)) {
             Some(at) => {
                 emitted.swap_remove(at);
-                self.tensors.borrow_mut()[key as usize].take().expect("a node's result is held until it is taken")
+                self.tensors.borrow_mut()[key as usize]
+                    .take()
+                    .expect("a node's result is held until it is taken")
             }
             None => self.tensor(key),
         }

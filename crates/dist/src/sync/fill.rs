@@ -26,26 +26,56 @@ struct Open {
 
 /// Has all pieces computed in a buffer, or copied there, in the background; then keeps the promise. A piece that fails
 /// poisons the contribution. Returns at once. All are on one device. Counts the bytes that are `copied`.
-pub(crate) fn fill(promise: Promise, mut pieces: Vec<Piece>, copied: &Arc<AtomicU64>) {
-    let open = Open { promise, buffer: None, failed: None, left: pieces.len() };
-    if pieces.is_empty() {
-        return open.keep();
-    }
-    let filling = Arc::new(Filling { open: Mutex::new(Some(open)), copied: copied.clone() });
-    for (tensor, part, start) in &mut pieces {
-        let (filling, part, range) = (filling.clone(), *part, *start..*start + tensor.meta().bytes());
-        *tensor = tensor.computed_in(move || filling.place(part, range.clone()));
-    }
-    // The window ends here, and runs while more is recorded.
-    pieces[0].0.device().submit();
-    let last = pieces.len() - 1;
-    for (i, (tensor, part, start)) in pieces.into_iter().enumerate() {
-        let read = tensor.to_data_async();
-        if i == last {
-            read.start();
+pub(crate) fn fill(promise: Promise, pieces: Vec<Piece>, copied: &Arc<AtomicU64>) {
+    start([Placed::new(promise, pieces, copied)], true);
+}
+
+/// A bucket whose pieces are recorded, each with its place, and not computed yet.
+pub(crate) struct Placed {
+    filling: Arc<Filling>,
+    pieces: Vec<Piece>,
+}
+
+impl Placed {
+    pub(crate) fn new(promise: Promise, mut pieces: Vec<Piece>, copied: &Arc<AtomicU64>) -> Placed {
+        let open = Open { promise, buffer: None, failed: None, left: pieces.len() };
+        let filling = Arc::new(Filling { open: Mutex::new(Some(open)), copied: copied.clone() });
+        for (tensor, part, start) in &mut pieces {
+            let (filling, part, range) = (filling.clone(), *part, *start..*start + tensor.meta().bytes());
+            *tensor = tensor.computed_in(move || filling.place(part, range.clone()));
         }
-        let filling = filling.clone();
-        read.on_answer(move |answer| filling.came(part, start, answer));
+        Placed { filling, pieces }
+    }
+}
+
+impl Drop for Placed {
+    /// One that is not started breaks its promise, which its pieces' places hold too.
+    fn drop(&mut self) {
+        if !self.pieces.is_empty() {
+            drop(self.filling.open().take());
+        }
+    }
+}
+
+/// Has them computed, in the background or when the device runs.
+pub(crate) fn start(buckets: impl IntoIterator<Item = Placed>, background: bool) {
+    let mut reads = Vec::new();
+    for mut bucket in buckets {
+        let pieces = std::mem::take(&mut bucket.pieces);
+        if pieces.is_empty() {
+            bucket.filling.over();
+        }
+        // The window ends with the first.
+        reads.extend(pieces.into_iter().map(|(tensor, part, start)| {
+            let filling = bucket.filling.clone();
+            (tensor.to_data_async(), move |answer| filling.came(part, start, answer))
+        }));
+    }
+    if let (Some((read, _)), true) = (reads.last(), background) {
+        read.start();
+    }
+    for (read, came) in reads {
+        read.on_answer(came);
     }
 }
 
@@ -70,11 +100,16 @@ impl Filling {
             Err(reason) => open.failed = Some(reason),
         }
         open.left -= 1;
-        if open.left == 0
-            && let Some(open) = state.take()
-        {
-            open.keep();
+        if open.left == 0 {
+            drop(state);
+            self.over();
         }
+    }
+
+    /// Nothing more comes.
+    fn over(&self) {
+        let open = self.open().take();
+        open.into_iter().for_each(Open::keep);
     }
 }
 

@@ -7,6 +7,9 @@
 //!
 //! Between ranks a bucket lies in the group's memory. A device on this host computes gradients in their places there,
 //! where it can; others are copied ([`Stats::copied`]). The results are read from there without a copy.
+//!
+//! Ranks of one machine that leave no core free have nothing to hide an exchange behind ([`Group::overlaps`]): they compute
+//! all buckets first, then exchange them, on the thread that waits.
 
 mod compress;
 mod fill;
@@ -21,6 +24,7 @@ pub use round::{Reduced, Round, Stepped};
 
 use crate::Error;
 use kiln_group::{Claim, Group, Layout, Reduce};
+use kiln_tensor::Device;
 use plan::Plan;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -152,6 +156,8 @@ struct State {
     rounds: u64,
     /// A round is under way.
     open: bool,
+    /// What it computes on.
+    device: Option<Device>,
     closed: bool,
     claim: Option<Claim>,
     stats: Stats,
@@ -205,16 +211,21 @@ impl GradientSync {
 
     /// Finishes or fails what is pending, by the deadline. Later rounds are refused. Closing again does nothing.
     pub fn close(&self) -> Result<(), Error> {
-        {
+        let device = {
             let mut state = self.0.lock();
             if state.closed {
                 return Ok(());
             }
             state.closed = true;
             state.claim = None;
-        }
+            state.device.take()
+        };
         match &self.0.way {
-            Way::Ranks(group) => Ok(group.close()?),
+            Way::Ranks(group) => {
+                // What a round has recorded and not waited for.
+                device.iter().for_each(|device| device.sync_async().start());
+                Ok(group.close()?)
+            }
             Way::Alone | Way::Moves(_) => Ok(()),
         }
     }

@@ -1,6 +1,6 @@
 //! One step: the parameters of the coming backward, their gradients as they become final, and the wait.
 
-use super::fill::{Lent, Piece, fill};
+use super::fill::{Lent, Piece, Placed, start};
 use super::plan::{Entry, Plan};
 use super::start::spread;
 use super::{Combine, GradientSync, Inner, State, Unused, Way};
@@ -63,6 +63,10 @@ struct Work {
     /// For each bucket, how many entries are missing.
     missing: Vec<usize>,
     promises: Vec<Option<Promise>>,
+    /// Computing and exchanging take turns, because both need the same core.
+    in_turn: bool,
+    /// Then these buckets wait for the last one.
+    placed: Vec<Placed>,
     pending: Vec<Pending>,
     /// Rank 0's order for all, where it is not settled yet.
     spread: Option<(Option<Promise>, Pending)>,
@@ -116,8 +120,15 @@ impl Inner {
         });
         let device = parameters.first().map(|p: &Tensor| p.device()).unwrap_or_default();
         entries.push(Entry { path: "loss".into(), meta: Meta::new(DType::F32, [1]), wire: DType::F32 });
-        let plan = self.lock().plan(|| Plan::backwards(&self.config, entries.clone()), &entries);
+        let plan = {
+            let mut state = self.lock();
+            state.device = Some(device.clone());
+            state.plan(|| Plan::backwards(&self.config, entries.clone()), &entries)
+        };
         let count = plan.entries.len();
+        // A device that takes host memory computes on this machine's cores.
+        let in_turn =
+            matches!(&self.way, Way::Ranks(group) if !group.overlaps() && device.driver().follows_wishes());
         let mut work = Work {
             device,
             leaves,
@@ -128,6 +139,8 @@ impl Inner {
             order: Vec::with_capacity(count),
             missing: plan.buckets.iter().map(|b| b.members.len()).collect(),
             promises: Vec::new(),
+            in_turn,
+            placed: Vec::new(),
             pending: Vec::new(),
             spread: None,
             mask: None,
@@ -417,7 +430,10 @@ impl Work {
                         pieces.push((value, part, start * size));
                     }
                 }
-                fill(promise, pieces, &turn.inner.copied);
+                self.placed.push(Placed::new(promise, pieces, &turn.inner.copied));
+                if !self.in_turn || self.missing.iter().all(|&left| left == 0) {
+                    start(self.placed.drain(..), !self.in_turn);
+                }
             }
             Way::Moves(moves) => {
                 let mut partials: Vec<Partial<Vec<Tensor>>> = (turn.inner.layout.parts(turn.inner.rank))
@@ -455,6 +471,7 @@ impl Work {
             let error = Error::Unused { rank: turn.inner.rank, paths: unused };
             // The other ranks learn it in place of this one's contribution.
             self.promises.drain(..).flatten().for_each(|promise| promise.fail(&error.to_string()));
+            start(self.placed.drain(..), true);
             return Err(error);
         }
         if turn.is_last() {
@@ -496,6 +513,15 @@ impl Work {
         }
         let plan = self.plan.clone();
         let mut failed = None;
+        if let (Some(last), true) = (self.pending.last(), self.in_turn) {
+            let mut begun = Instant::now();
+            last.contribute(|| {
+                // What fails is told in place of a contribution.
+                drop(self.device.sync());
+                begun = Instant::now();
+            });
+            self.waited += begun.elapsed();
+        }
         let mut pending = std::mem::take(&mut self.pending).into_iter();
         for (b, bucket) in plan.buckets.iter().enumerate() {
             let members = bucket.members.iter();
@@ -560,6 +586,7 @@ impl Work {
         let (plan, leaves, device) =
             (self.plan.clone(), std::mem::take(&mut self.leaves), self.device.clone());
         let (mut gradients, mut loss) = (HashMap::new(), None);
+        let in_turn = self.in_turn;
         optimizer.begin();
         let collected = self.collect(inner, number, |came| {
             for (entry, sum) in came {
@@ -577,12 +604,15 @@ impl Work {
             });
             gradients.clear();
             // Runs while the next bucket is waited for.
-            if let Way::Ranks(_) = inner.way {
+            if matches!(inner.way, Way::Ranks(_)) && !in_turn {
                 device.submit();
             }
         });
         inner.collected(&self, collected)?;
-        device.mark();
+        // Where nothing runs meanwhile, this goes with the next step.
+        if !in_turn {
+            device.mark();
+        }
         Ok(Stepped { loss: loss.ok_or(Error::Early)?, unused: Vec::new() })
     }
 

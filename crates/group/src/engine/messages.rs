@@ -349,6 +349,10 @@ impl Engine for Messages {
         self.link.name()
     }
 
+    fn is_link(&self) -> bool {
+        true
+    }
+
     fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error> {
         // The number only marks it as large.
         Ok(Arc::new(Region::heap(bytes, self.ids.fetch_add(1, Relaxed) + 1)))

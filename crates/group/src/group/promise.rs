@@ -85,10 +85,12 @@ impl Inner {
         // Calls behind it may be ready, and need somebody who drives.
         let only = {
             let queue = lock(&self.queue);
-            self.kept.notify_all();
             queue.open.len() == 1 && queue.open.front().is_some_and(|front| Arc::ptr_eq(front, ticket))
         };
         self.ready(ticket, only);
+        // Last: who is woken may drive it to its end at once.
+        let _queue = lock(&self.queue);
+        self.kept.notify_all();
     }
 
     /// Waits until a call's own contribution is there. If it does not come in time the group ends: the others wait too.
