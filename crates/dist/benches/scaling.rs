@@ -15,9 +15,8 @@ use kiln_tensor::{DType, Device, Tensor};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Steps of a stretch, by model.
-const STEPS: [(&str, usize); 2] = [("mlp", 24), ("gpt", 2)];
-const STRETCHES: usize = 15;
+/// Steps of a stretch, and stretches, by model.
+const MODELS: [(&str, usize, usize); 2] = [("mlp", 24, 31), ("gpt", 2, 15)];
 
 fn main() {
     match std::env::var("KILN_BENCH_SIDE").as_deref() {
@@ -184,7 +183,7 @@ fn measure<T: Task>(at: &Rendezvous, what: &str, name: &str, model: &mut T, devi
     let settings = SyncConfig { check: None, others, ..SyncConfig::default() };
     let group = join("free", None);
     let sync = GradientSync::start(&group, model, settings.clone()).expect("a sync");
-    let steps = STEPS.iter().find(|(n, _)| *n == name).map_or(1, |(_, steps)| *steps);
+    let (_, steps, stretches) = MODELS.into_iter().find(|(n, ..)| *n == name).expect("a model");
     let (batch, device) = (T::batch(device), device.clone());
     let mut run = Run { model, batch, optimizer: Adam::new(1e-5), device, steps };
     // Plans, buffers and caches.
@@ -207,18 +206,21 @@ fn measure<T: Task>(at: &Rendezvous, what: &str, name: &str, model: &mut T, devi
         Some(slow) => (How::Synced(&sync), How::Synced(slow)),
         None => (How::Plain, How::Synced(&sync)),
     };
+    // The others are told beside weak scaling alone.
+    let kinds = if what == "weak" { 4 } else { 2 };
     let mut times = [without, with, How::Kept, How::Waits].map(|how| (how, Vec::new()));
-    for _ in 0..STRETCHES {
-        times.iter_mut().for_each(|(how, times)| times.push(run.stretch(&group, *how)));
+    for _ in 0..stretches {
+        times[..kinds].iter_mut().for_each(|(how, times)| times.push(run.stretch(&group, *how)));
     }
     let millis = |t: &Duration| t.as_secs_f64() * 1e3;
     if at.rank == 0 {
         // Neighbours are compared, because a shared machine changes its speed.
         let [without, with, kept, waits] = times.map(|(_, times)| times);
-        let ratio = |to: &[Duration]| median(to.iter().zip(&with).map(|(a, b)| millis(a) / millis(b)));
+        let ratio =
+            |a: &[Duration], b: &[Duration]| median(a.iter().zip(b).map(|(a, b)| millis(a) / millis(b)));
         let step = median(without.iter().map(millis));
-        let ideal = median(without.iter().zip(&waits).map(|(a, b)| millis(a) / millis(b)));
-        println!("TIME {step} {} {} {} {ideal}", step / ratio(&without), millis(&comm), ratio(&kept));
+        let (kept, waits) = (ratio(&kept, &with), ratio(&without, &waits));
+        println!("TIME {step} {} {} {kept} {waits}", step / ratio(&without, &with), millis(&comm));
         let stats = sync.stats();
         println!("COPIED {}", stats.copied / stats.rounds.max(1));
     }
@@ -228,7 +230,7 @@ fn measure<T: Task>(at: &Rendezvous, what: &str, name: &str, model: &mut T, devi
 fn median(numbers: impl Iterator<Item = f64>) -> f64 {
     let mut numbers: Vec<f64> = numbers.collect();
     numbers.sort_by(f64::total_cmp);
-    numbers[numbers.len() / 2]
+    numbers.get(numbers.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
 /// Milliseconds a step without and with, and of the exchange, and the efficiency against steps that keep their
@@ -271,7 +273,7 @@ fn ddp(world: usize, name: &str) -> Option<[f64; 2]> {
 
 fn compare() {
     println!("{:>8} {:>6} {:>12} {:>12}  figure", "what", "model", "without", "with");
-    for (name, _) in STEPS {
+    for (name, ..) in MODELS {
         for (what, world) in [("weak", 2), ("cost", 1), ("hidden", 2)] {
             let Some(([a, b, comm, kept, waits], copied)) = ours(world, what, name) else {
                 println!("{what:>8} {name:>6} failed");
