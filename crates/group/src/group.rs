@@ -378,10 +378,11 @@ impl Group {
         Ok(Claim { name: name.to_string(), names: self.0.claimed.clone() })
     }
 
-    /// Whether exchanging while the ranks compute saves time: there are cores for both, or it is a link that takes it.
+    /// Whether exchanging while the ranks compute saves time. Not where each computes with one thread and no core is free:
+    /// the exchange is done by processors, unless a link takes the time.
     pub fn overlaps(&self) -> bool {
         let Inner { config, engine, .. } = &*self.0;
-        self.0.spare(config.threads + 1) || config.rate.is_some() || engine.is_link()
+        config.threads > 1 || self.0.spare(2) || config.rate.is_some() || engine.is_link()
     }
 
     /// Payload moved and time waited for each rank so far.

@@ -8,8 +8,8 @@
 //! Between ranks a bucket lies in the group's memory. A device on this host computes gradients in their places there,
 //! where it can; others are copied ([`Stats::copied`]). The results are read from there without a copy.
 //!
-//! Ranks of one machine that leave no core free have nothing to hide an exchange behind ([`Group::overlaps`]): they compute
-//! all buckets first, then exchange them, on the thread that waits.
+//! Ranks of one machine that compute with one thread each and leave no core free have nothing to hide an exchange behind
+//! ([`Group::overlaps`]): they compute all buckets first, then exchange them, on the thread that waits.
 
 mod compress;
 mod fill;
