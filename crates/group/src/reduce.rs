@@ -24,8 +24,8 @@ pub(crate) struct Fold {
 
 /// `out[i] = a[i] ∘ b[i]` for `n` elements; `out` may be `a` or `b`.
 type Combine = unsafe fn(out: *mut u8, a: *const u8, b: *const u8, n: usize);
-/// `a[i] = b[i] = a[i] ∘ b[i]`.
-type Both = unsafe fn(a: *mut u8, b: *mut u8, n: usize);
+/// `a[i] = b[i] = a[i] ∘ b[i]`, over `k` if it is a mean.
+type Both = unsafe fn(a: *mut u8, b: *mut u8, n: usize, k: usize);
 /// `out[i] = a[i] / k`.
 type Finish = unsafe fn(out: *mut u8, a: *const u8, n: usize, k: usize);
 
@@ -70,11 +70,11 @@ impl Fold {
         {
             return;
         }
-        if let ([a, b], [x, y], None) = (leaves, targets, self.finish)
+        if let ([a, b], [x, y]) = (leaves, targets)
             && (std::ptr::eq(*a, *x) && std::ptr::eq(*b, *y) || std::ptr::eq(*a, *y) && std::ptr::eq(*b, *x))
         {
             // SAFETY: both are leaves and targets.
-            unsafe { (self.both)(a.cast_mut(), b.cast_mut(), n) };
+            unsafe { (self.both)(a.cast_mut(), b.cast_mut(), n, k) };
             return;
         }
         let tile = (TILE / self.size).min(n);
@@ -124,7 +124,8 @@ fn loops(reduce: Reduce, dtype: DType) -> Option<(Combine, Both)> {
     macro_rules! by_op {
         ($t:ty) => {
             match reduce {
-                Reduce::Sum | Reduce::Mean => (zip::<$t, Add>(), zip_both::<$t, Add>()),
+                Reduce::Sum => (zip::<$t, Add>(), zip_both::<$t, Add>()),
+                Reduce::Mean => (zip::<$t, Add>(), zip_both::<$t, Mean>()),
                 Reduce::Max => (zip::<$t, Max>(), zip_both::<$t, Max>()),
                 Reduce::Min => (zip::<$t, Min>(), zip_both::<$t, Min>()),
                 Reduce::Prod => (zip::<$t, Mul>(), zip_both::<$t, Mul>()),
@@ -168,13 +169,23 @@ fn finish(dtype: DType) -> Option<Finish> {
 
 /// How two numbers become one.
 trait Rule {
+    /// Whether the result is divided at the end.
+    const MEAN: bool = false;
     fn of<T: Num>(a: T, b: T) -> T;
 }
 struct Add;
+struct Mean;
 struct Mul;
 struct Max;
 struct Min;
 impl Rule for Add {
+    #[inline(always)]
+    fn of<T: Num>(a: T, b: T) -> T {
+        a.add(b)
+    }
+}
+impl Rule for Mean {
+    const MEAN: bool = true;
     #[inline(always)]
     fn of<T: Num>(a: T, b: T) -> T {
         a.add(b)
@@ -255,6 +266,7 @@ impl Element for bf16 {
     fn lanes<R: Rule>(a: &[bf16; LANES], b: &[bf16; LANES]) -> [bf16; LANES] {
         std::array::from_fn(|i| narrow(R::of(widen(a[i]), widen(b[i]))))
     }
+    #[inline(always)]
     fn over(self, k: usize) -> bf16 {
         narrow(self.to_f32() / k as f32)
     }
@@ -287,6 +299,7 @@ impl Element for f16 {
         out.convert_from_f32_slice(&z);
         out.map(|h| if h.is_nan() { f16::NAN } else { h })
     }
+    #[inline(always)]
     fn over(self, k: usize) -> f16 {
         let y = f16::from_f32(self.to_f32() / k as f32);
         if y.is_nan() { f16::NAN } else { y }
@@ -294,57 +307,40 @@ impl Element for f16 {
 }
 
 /// The loop for this machine. The width of vectors changes no bit.
-fn zip<T: Element, R: Rule>() -> Combine {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn avx512<T: Element, R: Rule>(out: *mut u8, a: *const u8, b: *const u8, n: usize) {
-            // SAFETY: promised by the caller.
-            unsafe { each::<T, R>(out, a, b, n) }
-        }
-        #[target_feature(enable = "avx2")]
-        unsafe fn avx2<T: Element, R: Rule>(out: *mut u8, a: *const u8, b: *const u8, n: usize) {
-            // SAFETY: promised by the caller.
-            unsafe { each::<T, R>(out, a, b, n) }
-        }
-        if is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
+macro_rules! widest {
+    ($name:ident($($arg:ident: $t:ty),*)) => {{
+        #[cfg(target_arch = "x86_64")]
         {
-            return avx512::<T, R>;
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            unsafe fn avx512<T: Element, R: Rule>($($arg: $t),*) {
+                // SAFETY: promised by the caller.
+                unsafe { $name::<T, R>($($arg),*) }
+            }
+            #[target_feature(enable = "avx2")]
+            unsafe fn avx2<T: Element, R: Rule>($($arg: $t),*) {
+                // SAFETY: promised by the caller.
+                unsafe { $name::<T, R>($($arg),*) }
+            }
+            if is_x86_feature_detected!("avx512bw")
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+            {
+                return avx512::<T, R>;
+            }
+            if is_x86_feature_detected!("avx2") {
+                return avx2::<T, R>;
+            }
         }
-        if is_x86_feature_detected!("avx2") {
-            return avx2::<T, R>;
-        }
-    }
-    each::<T, R>
+        $name::<T, R>
+    }};
 }
 
-/// The loop that writes to both operands.
+fn zip<T: Element, R: Rule>() -> Combine {
+    widest!(each(out: *mut u8, a: *const u8, b: *const u8, n: usize))
+}
+
 fn zip_both<T: Element, R: Rule>() -> Both {
-    #[cfg(target_arch = "x86_64")]
-    {
-        #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-        unsafe fn avx512<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
-            // SAFETY: promised by the caller.
-            unsafe { each_both::<T, R>(a, b, n) }
-        }
-        #[target_feature(enable = "avx2")]
-        unsafe fn avx2<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
-            // SAFETY: promised by the caller.
-            unsafe { each_both::<T, R>(a, b, n) }
-        }
-        if is_x86_feature_detected!("avx512bw")
-            && is_x86_feature_detected!("avx512dq")
-            && is_x86_feature_detected!("avx512vl")
-        {
-            return avx512::<T, R>;
-        }
-        if is_x86_feature_detected!("avx2") {
-            return avx2::<T, R>;
-        }
-    }
-    each_both::<T, R>
+    widest!(each_both(a: *mut u8, b: *mut u8, n: usize, k: usize))
 }
 
 /// Bytes ahead of the loop whose lines are asked for.
@@ -356,8 +352,9 @@ const AHEAD: usize = 1024;
 /// # Safety
 /// As [`Both`].
 #[inline(always)]
-unsafe fn each_both<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
+unsafe fn each_both<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize, k: usize) {
     let (a, b) = (a.cast::<T>(), b.cast::<T>());
+    let ended = |z: T| if R::MEAN { z.over(k) } else { z };
     let mut i = 0;
     while i + LANES <= n {
         // SAFETY: `LANES` elements from `i` are within both.
@@ -366,6 +363,7 @@ unsafe fn each_both<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
             own_soon(p.cast::<u8>().wrapping_add(AHEAD), size_of::<[T; LANES]>());
             own_soon(q.cast::<u8>().wrapping_add(AHEAD), size_of::<[T; LANES]>());
             let z = T::lanes::<R>(&p.read_unaligned(), &q.read_unaligned());
+            let z: [T; LANES] = std::array::from_fn(|i| ended(z[i]));
             p.write_unaligned(z);
             q.write_unaligned(z);
         }
@@ -373,9 +371,10 @@ unsafe fn each_both<T: Element, R: Rule>(a: *mut u8, b: *mut u8, n: usize) {
     }
     // SAFETY: the elements that remain.
     unsafe {
-        let (a, b) = (a.add(i).cast::<u8>(), b.add(i).cast::<u8>());
-        each::<T, R>(a, a, b, n - i);
-        std::ptr::copy_nonoverlapping(a, b, (n - i) * size_of::<T>());
+        let (a, b) = (a.add(i), b.add(i));
+        each::<T, R>(a.cast(), a.cast(), b.cast(), n - i);
+        (0..n - i).for_each(|i| a.add(i).write_unaligned(ended(a.add(i).read_unaligned())));
+        std::ptr::copy_nonoverlapping(a.cast::<u8>(), b.cast(), (n - i) * size_of::<T>());
     }
 }
 
@@ -456,14 +455,19 @@ mod tests {
     fn two_leaves_in_place_get_the_same_result() {
         let x: Vec<f32> = (0..5001).map(|i| (i as f32).sin()).collect();
         let y: Vec<f32> = (0..5001).map(|i| (i as f32).cos() * 1e3).collect();
-        for swap in [false, true] {
+        for (swap, reduce, k) in [
+            (false, Reduce::Sum, 1),
+            (true, Reduce::Sum, 1),
+            (false, Reduce::Mean, 2),
+            (true, Reduce::Mean, 7),
+        ] {
             let (mut a, mut b) = (x.clone(), y.clone());
             let (p, q) = (a.as_mut_ptr().cast::<u8>(), b.as_mut_ptr().cast::<u8>());
             let targets = if swap { [q, p] } else { [p, q] };
-            let fold = Fold::new(Reduce::Sum, DType::F32).unwrap();
+            let fold = Fold::new(reduce, DType::F32).unwrap();
             // SAFETY: both have that many elements.
-            unsafe { fold.tree(&[0, 1], &[p.cast_const(), q.cast_const()], &targets, 5001, 2) };
-            assert!((0..5001).all(|i| a[i] == x[i] + y[i] && b[i] == a[i]));
+            unsafe { fold.tree(&[0, 1], &[p.cast_const(), q.cast_const()], &targets, 5001, k) };
+            assert!((0..5001).all(|i| a[i] == (x[i] + y[i]) / k as f32 && b[i] == a[i]), "{reduce} {k}");
         }
     }
 
