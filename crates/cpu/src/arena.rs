@@ -228,6 +228,14 @@ impl Buffer {
         }
     }
 
+    /// All before byte `end` is final: told to whoever wished for it there, see
+    /// [`Host::reached`](kiln_device::Host::reached).
+    pub fn reached(&self, end: usize) {
+        if let Some(lent) = &self.lent {
+            lent.reached(end);
+        }
+    }
+
     /// Whether it is somebody else's memory, which must not be written.
     pub fn is_lent(&self) -> bool {
         self.lent.is_some()

@@ -19,6 +19,10 @@ pub trait Host: Any + Send + Sync {
     fn target(&self) -> Option<*mut u8> {
         None
     }
+
+    /// Told by a device that computes a value there: all before byte `end` is final, and the device leaves it alone from
+    /// now on. Comes in any order, perhaps never.
+    fn reached(&self, _end: usize) {}
 }
 
 impl Host for Vec<u8> {
@@ -64,6 +68,13 @@ impl Bytes {
     /// The first byte, to write to, see [`Host::target`].
     pub fn target(&self) -> Option<*mut u8> {
         self.owner.target().map(|first| first.wrapping_add(self.start))
+    }
+
+    /// Tells its owner, see [`Host::reached`].
+    pub fn reached(&self, end: usize) {
+        if self.start == 0 {
+            self.owner.reached(end);
+        }
     }
 
     /// A part of it.

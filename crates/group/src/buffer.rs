@@ -2,12 +2,14 @@
 
 use crate::memory::Region;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 /// Memory of a group. It is moved into a collective and comes back with the result, so that nobody can touch it while
 /// ranks exchange. Read and written as a slice it is its first part, where results are.
 pub struct Buffer {
     pub(crate) region: Arc<Region>,
+    /// Where it begins in each part: it may be a range of a contribution that is exchanged in several.
+    pub(crate) start: usize,
     pub(crate) bytes: usize,
     pub(crate) stride: usize,
     pub(crate) parts: usize,
@@ -49,7 +51,14 @@ impl Buffer {
     pub(crate) fn at(&self, part: usize) -> *mut u8 {
         assert!(part < self.parts, "part {part} of {}", self.parts);
         // SAFETY: parts lie one after another in the region.
-        unsafe { self.region.start().add(part * self.stride) }
+        unsafe { self.region.start().add(part * self.stride + self.start) }
+    }
+
+    /// A range of it, to be exchanged by itself. The region is back when the buffer is, which has to stay for longer.
+    pub(crate) fn slice(&self, range: std::ops::Range<usize>) -> Buffer {
+        assert!(range.start <= range.end && range.end <= self.bytes);
+        let (start, bytes) = (self.start + range.start, range.len());
+        Buffer { region: self.region.clone(), start, bytes, poison: None, pool: Weak::new(), ..*self }
     }
 }
 
@@ -109,17 +118,27 @@ impl Drop for Buffer {
 }
 
 /// Regions to be used again: a recurring step allocates nothing.
-#[derive(Default)]
-pub(crate) struct Pool(Mutex<Vec<Arc<Region>>>);
+pub(crate) struct Pool(Mutex<Option<Vec<Arc<Region>>>>);
 
 /// Regions kept.
 const KEPT: usize = 64;
 
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool(Mutex::new(Some(Vec::new())))
+    }
+}
+
 impl Pool {
+    fn free(&self) -> MutexGuard<'_, Option<Vec<Arc<Region>>>> {
+        self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
     /// The smallest that is large enough and not twice too large, of those that peers can reach or of the others; of
     /// equal ones the one that came back last, which caches know best.
     pub(crate) fn take(&self, bytes: usize, reachable: bool) -> Option<Arc<Region>> {
-        let mut free = self.0.lock().unwrap_or_else(|e| e.into_inner());
+        let mut free = self.free();
+        let free = free.as_mut()?;
         let fits =
             |r: &Region| (r.id != 0) == reachable && r.bytes() >= bytes && r.bytes() <= (2 * bytes).max(4096);
         let (at, _) =
@@ -128,14 +147,16 @@ impl Pool {
     }
 
     fn put(&self, region: Arc<Region>) {
-        let mut free = self.0.lock().unwrap_or_else(|e| e.into_inner());
-        if free.len() < KEPT {
+        if let Some(free) = &mut *self.free()
+            && free.len() < KEPT
+        {
             free.push(region);
         }
     }
 
-    pub(crate) fn clear(&self) {
-        self.0.lock().unwrap_or_else(|e| e.into_inner()).clear();
+    /// Nothing is used again: after a failure a peer may still be writing to any of them.
+    pub(crate) fn close(&self) {
+        *self.free() = None;
     }
 }
 

@@ -74,6 +74,9 @@ pub(crate) struct Wait {
     pub deadline: Duration,
     /// Whether to spin for a while before parking.
     pub spin: bool,
+    /// Whether the call is followed by one on the rest of the contribution: nobody looks at the result before that has
+    /// ended, so it need not be there on all ranks earlier.
+    pub more: bool,
 }
 
 /// Payload moved to and from other ranks, and the time spent waiting for each.

@@ -23,7 +23,7 @@ use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicUsize, fence};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// The settings of a group.
@@ -79,6 +79,8 @@ struct Inner {
     /// Threads that drive, or wait until they can.
     drivers: AtomicUsize,
     worker: Mutex<Option<Arc<Wake>>>,
+    /// When the link of a [`Config::rate`] has carried what it has to carry.
+    carried: Mutex<Option<Instant>>,
     /// How many subgroups of each name were made.
     made: Mutex<HashMap<(String, Vec<usize>), u64>>,
     /// Names that somebody has claimed.
@@ -101,6 +103,10 @@ struct Ticket {
     signature: Signature,
     number: u64,
     slot: Mutex<Slot>,
+    /// It is a range of a contribution of which more follows.
+    more: bool,
+    /// Since when its contribution has been there, where a link is tried out.
+    since: OnceLock<Instant>,
 }
 
 enum Slot {
@@ -225,6 +231,7 @@ impl Group {
             driver: Mutex::default(),
             drivers: AtomicUsize::new(0),
             worker: Mutex::default(),
+            carried: Mutex::default(),
             made: Mutex::default(),
             claimed: Arc::default(),
             cores: cores(),
@@ -299,7 +306,7 @@ impl Group {
     #[track_caller]
     pub fn start(&self, call: Call, buffer: Buffer) -> Result<Pending, Error> {
         let ticket = self.0.issue(call, buffer, Location::caller(), true)?;
-        Ok(Pending { group: self.clone(), ticket })
+        Ok(Pending { group: self.clone(), ticket, before: Vec::new() })
     }
 
     /// Carries out a collective and waits for it: the least delay where nothing is to be computed meanwhile.
@@ -413,13 +420,25 @@ impl std::fmt::Debug for Group {
 #[must_use = "the result is there only after wait"]
 pub struct Pending {
     group: Group,
+    /// The call of its last range, which is all of it where it is not cut.
     ticket: Arc<Ticket>,
+    /// The calls of the ranges before.
+    before: Vec<Arc<Ticket>>,
 }
 
 impl Pending {
     /// The buffer with the result. A failed collective does not give its buffer back.
     pub fn wait(self) -> Result<Buffer, Error> {
-        self.group.0.finish(&self.ticket)
+        let mut failed = None;
+        for ticket in &self.before {
+            failed = failed.or(self.group.0.finish(ticket).err());
+        }
+        let mut buffer = self.group.0.finish(&self.ticket)?;
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        buffer.bytes += std::mem::take(&mut buffer.start);
+        Ok(buffer)
     }
 
     /// Has `compute` make the own contribution, while nothing is carried out on any thread, then carries everything out
@@ -452,7 +471,7 @@ impl Inner {
             None if large => self.engine.allocate(whole)?,
             None => Arc::new(Region::heap(whole, 0)),
         };
-        Ok(Buffer { region, bytes, stride, parts, poison: None, pool: Arc::downgrade(&self.pool) })
+        Ok(Buffer { region, start: 0, bytes, stride, parts, poison: None, pool: Arc::downgrade(&self.pool) })
     }
 
     fn issue(
@@ -463,7 +482,7 @@ impl Inner {
         wake: bool,
     ) -> Result<Arc<Ticket>, Error> {
         self.fits(call.op, &buffer)?;
-        let (ticket, head) = self.enter(call, buffer.bytes, Slot::Open(buffer), line)?;
+        let (ticket, head) = self.enter(call, buffer.bytes, Slot::Open(buffer), false, line)?;
         if wake {
             self.ready(&ticket, head);
         }
@@ -487,6 +506,7 @@ impl Inner {
         call: Call,
         bytes: usize,
         slot: Slot,
+        more: bool,
         line: &'static Location<'static>,
     ) -> Result<(Arc<Ticket>, bool), Error> {
         let Call { op, dtype, tag } = call;
@@ -509,10 +529,22 @@ impl Inner {
         let length = (bytes / dtype.size()) as u64;
         let signature = Signature { sequence: queue.last, group: self.id, op, dtype, length, tag };
         let number = self.recorder.issued(signature, &self.name, line);
-        let ticket = Arc::new(Ticket { signature, number, slot: Mutex::new(slot) });
+        let promised = matches!(slot, Slot::Promised);
+        let slot = Mutex::new(slot);
+        let ticket = Arc::new(Ticket { signature, number, slot, more, since: OnceLock::new() });
+        if !promised {
+            self.is_there(&ticket);
+        }
         queue.open.push_back(ticket.clone());
         let head = queue.open.len() == 1;
         Ok((ticket, head))
+    }
+
+    /// A call's contribution is there as of now.
+    fn is_there(&self, ticket: &Ticket) {
+        if self.config.rate.is_some() {
+            let _ = ticket.since.set(Instant::now());
+        }
     }
 
     /// A call's contribution is there: somebody has to run it, unless it is small and next.
@@ -619,12 +651,12 @@ impl Inner {
         };
         self.recorder.moved(ticket.number, State::Started);
         let deadline = self.config.deadline;
-        let wait = Wait { until: Instant::now() + deadline, deadline, spin };
+        let wait = Wait { until: Instant::now() + deadline, deadline, spin, more: ticket.more };
         let begun = Instant::now();
         let result = self.engine.run(&ticket.signature, &mut buffer, wait);
         if let Some(rate) = self.config.rate {
-            let least = Duration::from_secs_f64(buffer.bytes as f64 / rate.max(1) as f64);
-            std::thread::sleep(least.saturating_sub(begun.elapsed()));
+            let takes = Duration::from_secs_f64(buffer.bytes as f64 / rate.max(1) as f64);
+            self.carry(&ticket, begun, takes);
         }
         self.recorder.moved(ticket.number, if result.is_ok() { State::Done } else { State::Failed });
         buffer.poison = None;
@@ -634,10 +666,6 @@ impl Inner {
                 None
             }
             Err(error) => {
-                if !error.is_local() {
-                    // A peer may still be writing to it: it must not be used again.
-                    buffer.pool = Weak::new();
-                }
                 *lock(&ticket.slot) = Slot::Ended(Err(error.clone()));
                 (!error.is_local()).then_some(error)
             }
@@ -654,6 +682,23 @@ impl Inner {
         Turn::Ran
     }
 
+    /// Sleeps until a link has carried a call, begun at that time, that takes it so long. What is behind a range of the
+    /// same contribution is given to the link meanwhile.
+    fn carry(&self, ticket: &Ticket, begun: Instant, takes: Duration) {
+        let until = {
+            let mut carried = lock(&self.carried);
+            let from = match (*carried, ticket.since.get()) {
+                // It was there when the one before had been carried, though that sleep took a little longer.
+                (Some(free), Some(&since)) if since <= free => free,
+                _ => begun,
+            };
+            *carried.insert(from + takes)
+        };
+        if !ticket.more {
+            std::thread::sleep(until.saturating_duration_since(Instant::now()));
+        }
+    }
+
     /// Ends the group with this error: for the peers, for what is queued, and for later calls.
     fn fail(&self, error: &Error) {
         let open = {
@@ -664,6 +709,7 @@ impl Inner {
             queue.over = Some(error.clone());
             std::mem::take(&mut queue.open)
         };
+        self.pool.close();
         self.engine.abort(error);
         for ticket in open {
             let mut slot = lock(&ticket.slot);
@@ -745,7 +791,7 @@ impl Drop for Inner {
             wake.bell.notify_one();
         }
         self.leave();
-        self.pool.clear();
+        self.pool.close();
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 use common::{config, contribution, digest, each, expected, value};
-use kiln_group::{Call, Config, Error, Group, Loss, Op, Reduce};
+use kiln_group::{Call, Config, Error, Group, Loss, Op, Pending, Promise, Reduce};
 use kiln_ir::DType;
 use std::time::{Duration, Instant};
 
@@ -251,8 +251,7 @@ fn a_call_that_becomes_ready_while_another_is_driven_is_not_forgotten() {
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| first.wait().map(drop));
                 let second = group.all_reduce(Reduce::Sum, DType::F32, group.buffer(bytes).unwrap()).unwrap();
-                let buffer = promise.buffer().unwrap();
-                promise.give(buffer).unwrap();
+                promise.give().unwrap();
                 waits.join().unwrap().unwrap();
                 if group.rank() == 1 || i == 199 {
                     second.wait().unwrap();
@@ -260,6 +259,74 @@ fn a_call_that_becomes_ready_while_another_is_driven_is_not_forgotten() {
             });
         }
     });
+}
+
+/// A sum of four ranges of 64 KiB.
+fn in_ranges(group: &Group) -> (Promise, Pending) {
+    let call = Call::new(Op::AllReduce(Reduce::Sum), DType::F32);
+    group.promise_cut(call, 4 << 16, &[1 << 16, 2 << 16, 3 << 16]).unwrap()
+}
+
+#[test]
+fn a_range_is_exchanged_before_the_rest_is_there() {
+    let ones = 1f32.to_le_bytes().repeat(1 << 16);
+    each(Group::local(2, config(2)).unwrap(), |group| {
+        let (mut promise, pending) = in_ranges(&group);
+        assert_eq!(promise.put(0, 0, &ones[..1 << 16]), Ok(1 << 16));
+        promise.reach((1 << 16) + 7).unwrap();
+        let until = Instant::now() + Duration::from_secs(5);
+        while group.traffic().read < 1 << 15 {
+            assert!(Instant::now() < until, "it waits for the rest");
+            std::thread::yield_now();
+        }
+        // What is given stays as it is, whatever comes for it.
+        assert!(promise.range(0, 0..64).unwrap().is_none());
+        assert_eq!(promise.put(0, 0, &ones), Ok(3 << 16));
+        promise.give().unwrap();
+        assert_eq!(*pending.wait().unwrap(), *2f32.to_le_bytes().repeat(1 << 16));
+    });
+}
+
+#[test]
+fn a_contribution_that_fails_half_way_fails_everywhere_and_the_group_lives() {
+    let errors = each(Group::local(3, config(3)).unwrap(), |group| {
+        let (mut promise, pending) = in_ranges(&group);
+        promise.reach(2 << 16).unwrap();
+        match group.rank() {
+            1 => promise.fail("why"),
+            _ => promise.give().unwrap(),
+        }
+        let error = pending.wait().unwrap_err();
+        for salt in 0..4 {
+            let sum = contribution(&group, Reduce::Sum, DType::F32, 1 << 16, salt);
+            let sum = group.all_reduce(Reduce::Sum, DType::F32, sum).unwrap().wait().unwrap();
+            let all = Group::local(1, config(3)).unwrap().remove(0);
+            let want = contribution(&all, Reduce::Sum, DType::F32, 1 << 16, salt);
+            assert_eq!(*sum, *want, "{salt}");
+        }
+        error
+    });
+    assert_eq!(errors, vec![Error::Poisoned { rank: 1, reason: "why".into() }; 3]);
+}
+
+#[test]
+fn ranks_that_cut_differently_are_refused() {
+    let errors = each(Group::local(2, config(2)).unwrap(), |group| {
+        let call = Call::new(Op::AllReduce(Reduce::Sum), DType::F32);
+        // The second ranges have the same length and begin elsewhere.
+        let cuts = if group.rank() == 0 { [0, 1 << 16] } else { [1 << 16, 2 << 16] };
+        let (promise, pending) = group.promise_cut(call, 4 << 16, &cuts).unwrap();
+        promise.give().unwrap();
+        pending.wait().unwrap_err()
+    });
+    assert!(errors.iter().all(|e| matches!(e, Error::Mismatch { .. })), "{errors:?}");
+    let group = Group::local(1, config(1)).unwrap().remove(0);
+    let refused =
+        |cuts: &[usize]| group.promise_cut(Call::new(Op::AllReduce(Reduce::Sum), DType::F32), 64, cuts).err();
+    for (cuts, wrong) in [(&[32, 16][..], 32), (&[2], 2), (&[4, 128], 128)] {
+        assert_eq!(refused(cuts), Some(Error::Length { bytes: wrong, dtype: DType::F32 }));
+    }
+    assert_eq!(group.flight().records.len(), 0, "nothing was begun");
 }
 
 /// Each of 8 groups is used by a thread of its own; the threads of a rank are served in any order.

@@ -3,7 +3,7 @@
 
 mod common;
 use common::{config, contribution, digest, expected};
-use kiln_group::{Config, Error, Group, Identity, Loss, Reduce, Rendezvous, flight};
+use kiln_group::{Call, Config, Error, Group, Identity, Loss, Op, Reduce, Rendezvous, flight};
 use kiln_ir::DType;
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -174,12 +174,21 @@ fn a_killed_process_is_named_by_every_survivor_within_250_ms() {
     }
 }
 
+/// Sums of a whole buffer, and of one in ranges, in turn.
 fn scene_loop(at: &Rendezvous, _: &str) -> String {
     let group = join(at, config(at.world));
+    let bytes = 1 << 20;
+    let whole = || group.all_reduce(Reduce::Sum, DType::F32, group.buffer(bytes)?)?.wait();
+    let ranges = || {
+        let cuts: Vec<usize> = (1..8).map(|i| i * bytes / 8).collect();
+        let call = Call::new(Op::AllReduce(Reduce::Sum), DType::F32);
+        let (mut promise, pending) = group.promise_cut(call, bytes, &cuts)?;
+        cuts.iter().try_for_each(|&cut| promise.reach(cut).map(drop))?;
+        promise.give()?;
+        pending.wait()
+    };
     loop {
-        let sum =
-            group.all_reduce(Reduce::Sum, DType::F32, group.buffer(1 << 20).unwrap()).and_then(|p| p.wait());
-        if let Err(error) = sum {
+        if let Err(error) = whole().and_then(|_| ranges()) {
             return format!("{} {}", now(), serde_json::to_string(&error).unwrap());
         }
     }

@@ -85,7 +85,10 @@ impl Kept {
     pub fn finish(&self, mut bound: Box<Bound>, handles: &mut dyn Handles<View>) {
         bound.results.clear();
         bound.stacks.clear();
-        bound.puts.drain(..).for_each(|(id, view)| handles.put(id, view));
+        for (id, view) in bound.puts.drain(..) {
+            view.buffer.reached(view.buffer.len());
+            handles.put(id, view);
+        }
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(bound);
     }
 }

@@ -6,7 +6,7 @@ use super::group::dtypes;
 use super::kernel::is_fusible;
 use super::program::{Extent, Program};
 use super::schedule::{Schedule, schedule};
-use crate::arena::Arena;
+use crate::arena::{Arena, Buffer};
 use crate::cpu::Context;
 use crate::gemm::Block;
 use crate::product;
@@ -15,7 +15,7 @@ use kiln_device::{Bytes, Error, Place};
 use kiln_fuse::{Fuser, Handles, Optimization, Status, Window};
 use kiln_ir::{Id, Node, Op, Shape, infer};
 use smallvec::SmallVec;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// Collects a product, elementwise nodes of its shape that come after it, and the numbers they use.
 pub(crate) struct Product {
@@ -153,7 +153,10 @@ impl Optimization<View> for Fused {
             && (*dtype, self.kept) == (meta.dtype, false)
             && let Some(view) = handles.wish(outs[0]).and_then(|memory| cx.fresh_at(meta, memory))
         {
-            product::dot_into(transpose, &a, &b, &view, &|_| ())?;
+            {
+                let rows = Rows::new(&meta.shape, [&view]);
+                product::dot_into(transpose, &a, &b, &view, &|block| rows.complete(block))?;
+            }
             handles.put(outs[0], view);
             return Ok(());
         }
@@ -179,7 +182,11 @@ impl Optimization<View> for Fused {
             product::dot_into(transpose, &a, &b, &with.view, &|_| ())?;
             bound.run();
         } else {
-            let part = |b: Block| bound.part(b.i, b.m, b.j, b.n);
+            let rows = Rows::new(&meta.shape, &bound.results);
+            let part = |b: Block| {
+                bound.part(b.i, b.m, b.j, b.n);
+                rows.complete(b);
+            };
             product::dot_into(transpose, &a, &b, &with.view, &part)?;
         }
         let With { handles, id, view } = with;
@@ -205,6 +212,50 @@ fn decode(state: &[u8]) -> Option<(u32, bool, Program)> {
     let (dot, program) = (u32::from_le_bytes(*dot), Program::decode(rest)?);
     let fits = dot <= program.nodes && kept <= 1 && program.inner == Some(1);
     fits.then_some((dot, kept == 1, program))
+}
+
+/// Which rows of a product are complete, for those who wished for them in their memory.
+struct Rows<'a> {
+    /// The results that somebody waits for, with the bytes of a row.
+    wished: SmallVec<[(&'a Buffer, usize); 2]>,
+    state: Mutex<Complete>,
+}
+
+struct Complete {
+    /// Columns of each row that are missing.
+    missing: Vec<usize>,
+    /// Rows before the first that is not complete.
+    rows: usize,
+}
+
+impl<'a> Rows<'a> {
+    fn new(shape: &Shape, results: impl IntoIterator<Item = &'a View>) -> Rows<'a> {
+        let columns = shape.last().copied().unwrap_or(1);
+        let results = results.into_iter().filter(|view| view.buffer.is_lent() && view.shape == *shape);
+        let wished: SmallVec<[(&Buffer, usize); 2]> =
+            results.map(|view| (view.buffer.as_ref(), view.dtype.bytes(columns))).collect();
+        let rows = if wished.is_empty() { 0 } else { shape.numel() / columns.max(1) };
+        Rows { wished, state: Mutex::new(Complete { missing: vec![columns; rows], rows: 0 }) }
+    }
+
+    fn complete(&self, block: Block) {
+        if self.wished.is_empty() {
+            return;
+        }
+        let (before, rows) = {
+            let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+            let Complete { missing, rows } = &mut *state;
+            missing[block.i..block.i + block.m].iter_mut().for_each(|missing| *missing -= block.n);
+            let before = *rows;
+            while missing.get(*rows) == Some(&0) {
+                *rows += 1;
+            }
+            (before, *rows)
+        };
+        if rows > before {
+            self.wished.iter().for_each(|(buffer, bytes)| buffer.reached(rows * bytes));
+        }
+    }
 }
 
 /// A device's values, and the product that is not among them yet.
@@ -246,6 +297,7 @@ mod tests {
     use super::*;
     use crate::pool;
     use crate::reference::{self, Value};
+    use kiln_device::Host;
     use kiln_ir::{DType, Item};
     use std::collections::HashMap;
 
@@ -286,8 +338,8 @@ mod tests {
         });
     }
 
-    /// A device's values.
-    struct Values(HashMap<Id, View>);
+    /// A device's values, and one that is wished for somewhere.
+    struct Values(HashMap<Id, View>, Option<(Id, Bytes)>);
 
     impl Handles<View> for Values {
         fn get(&self, id: Id) -> Option<&View> {
@@ -304,6 +356,55 @@ mod tests {
         }
         fn place(&self) -> Place {
             Place::Reuse
+        }
+        fn wish(&self, id: Id) -> Option<Bytes> {
+            self.1.iter().find(|(wished, _)| *wished == id).map(|(_, memory)| memory.clone())
+        }
+    }
+
+    /// Memory for a value, and how far it was told to be.
+    struct Watched(Buffer, Arc<Mutex<Vec<usize>>>);
+
+    impl Host for Watched {
+        fn bytes(&self) -> &[u8] {
+            self.0.as_slice()
+        }
+        fn target(&self) -> Option<*mut u8> {
+            Some(self.0.as_mut_ptr())
+        }
+        fn reached(&self, end: usize) {
+            self.1.lock().unwrap().push(end);
+        }
+    }
+
+    #[test]
+    fn rows_are_told_of_as_they_are_complete() {
+        for dtype in ["f32", "bf16"] {
+            let text = format!(
+                "x = input f32[128,32]\nw = input f32[32,64]\ny = dot x w transpose=false\nz = cast y dtype={dtype}\nfree y"
+            );
+            let (program, names) = named(&text);
+            let metas = kiln_ir::verify(program.clone()).unwrap().metas;
+            let arena = Arena::new(None);
+            let cx = Context { arena: &arena, place: Place::Reuse };
+            let window = Window::new(&program.items, |id| metas.get(&id).copied()).unwrap();
+            let mut fuser = Product::new(arena.clone());
+            (0..2).for_each(|at| assert_eq!(fuser.offer(at, &window), Status::Open));
+            let nodes: Vec<&Node> = (0..2).filter_map(|at| window.node(at)).collect();
+            let bytes = metas[&names["z"]].bytes();
+            let told = Arc::new(Mutex::new(Vec::new()));
+            let buffer = arena.alloc(bytes, crate::arena::Place::Reuse).unwrap();
+            let memory = Bytes::new(Watched(buffer, told.clone()));
+            let values = program.inputs.iter().map(|&(id, meta)| {
+                (id, cx.filled(meta, &1f32.to_le_bytes().repeat(meta.shape.numel())).unwrap())
+            });
+            let mut handles = Values(values.collect(), Some((names["z"], memory.clone())));
+            fuser.finish(&window).execute(&nodes, &[], &mut handles).unwrap();
+            assert_eq!(handles.0[&names["z"]].address().cast_const(), memory.as_ptr(), "{dtype}");
+            let told = told.lock().unwrap();
+            assert!(told.is_sorted() && told.last() == Some(&bytes), "{dtype}: {told:?}");
+            // It is too small to be shared among threads, which begin at several rows.
+            assert!(told.len() > 4 && told[0] < bytes / 4, "{dtype}: {told:?}");
         }
     }
 
@@ -340,7 +441,7 @@ mod tests {
         for threads in [1, 2, 3] {
             pool::set_threads(threads);
             let views = inputs.iter().map(|(&id, x)| (id, cx.filled(x.meta(), &x.to_bytes()).unwrap()));
-            let mut handles = Values(views.collect());
+            let mut handles = Values(views.collect(), None);
             fuser.finish(&window).execute(&nodes, &dying, &mut handles).unwrap();
             for out in nodes.iter().map(|node| node.outs[0]).filter(|&out| window.leaves(out, &places)) {
                 let got = cx.dense(&handles.0[&out]).unwrap();

@@ -14,14 +14,24 @@ struct Filling {
 }
 
 struct Open {
+    /// Takes its memory when the first piece is computed: that of the last step is back by then, and two steps in a row
+    /// go through the same cache lines.
     promise: Promise,
-    /// Taken when the first piece is computed: that of the last step is back by then, and two steps in a row go through
-    /// the same cache lines.
-    buffer: Option<Buffer>,
     /// Why the contribution is none.
     failed: Option<String>,
+    /// How far each piece is, in the order of their places.
+    pieces: Vec<Progress>,
+    /// All pieces before this one are there.
+    first: usize,
     /// Pieces that are yet to come.
     left: usize,
+}
+
+/// How many of a piece's bytes are there.
+struct Progress {
+    start: usize,
+    there: usize,
+    bytes: usize,
 }
 
 /// Has all pieces computed in a buffer, or copied there, in the background; then keeps the promise. A piece that fails
@@ -38,11 +48,15 @@ pub(crate) struct Placed {
 
 impl Placed {
     pub(crate) fn new(promise: Promise, mut pieces: Vec<Piece>, copied: &Arc<AtomicU64>) -> Placed {
-        let open = Open { promise, buffer: None, failed: None, left: pieces.len() };
+        pieces.sort_by_key(|&(_, _, start)| start);
+        let progress =
+            |(tensor, _, start): &Piece| Progress { start: *start, there: 0, bytes: tensor.meta().bytes() };
+        let (left, progress) = (pieces.len(), pieces.iter().map(progress).collect());
+        let open = Open { promise, failed: None, pieces: progress, first: 0, left };
         let filling = Arc::new(Filling { open: Mutex::new(Some(open)), copied: copied.clone() });
-        for (tensor, part, start) in &mut pieces {
-            let (filling, part, range) = (filling.clone(), *part, *start..*start + tensor.meta().bytes());
-            *tensor = tensor.computed_in(move || filling.place(part, range.clone()));
+        for (piece, (tensor, part, _)) in pieces.iter_mut().enumerate() {
+            let (filling, part) = (filling.clone(), *part);
+            *tensor = tensor.computed_in(move || Filling::place(&filling, piece, part));
         }
         Placed { filling, pieces }
     }
@@ -66,9 +80,9 @@ pub(crate) fn start(buckets: impl IntoIterator<Item = Placed>, background: bool)
             bucket.filling.over();
         }
         // The window ends with the first.
-        reads.extend(pieces.into_iter().map(|(tensor, part, start)| {
+        reads.extend(pieces.into_iter().enumerate().map(|(piece, (tensor, part, _))| {
             let filling = bucket.filling.clone();
-            (tensor.to_data_async(), move |answer| filling.came(part, start, answer))
+            (tensor.to_data_async(), move |answer| filling.came(piece, part, answer))
         }));
     }
     if let (Some((read, _)), true) = (reads.last(), background) {
@@ -85,18 +99,26 @@ impl Filling {
     }
 
     /// Where a piece is to be computed.
-    fn place(&self, part: usize, range: std::ops::Range<usize>) -> Option<Bytes> {
+    fn place(self: &Arc<Self>, piece: usize, part: usize) -> Option<Bytes> {
         let mut open = self.open();
-        let buffer = open.as_mut()?.buffer().ok()?;
-        Some(Bytes::new(Place(buffer.range(part, range))))
+        let open = open.as_mut()?;
+        let &Progress { start, bytes, .. } = open.pieces.get(piece)?;
+        let range = open.promise.range(part, start..start + bytes).ok()??;
+        Some(Bytes::new(Place { range, filling: self.clone(), piece }))
     }
 
-    fn came(&self, part: usize, start: usize, answer: Result<Data, Error>) {
+    fn came(&self, piece: usize, part: usize, answer: Result<Data, Error>) {
         let mut state = self.open();
         let Some(open) = &mut *state else { return };
-        let copied = answer.map_err(|e| e.to_string()).and_then(|data| open.put(part, start, &data.bytes));
+        let start = open.pieces[piece].start;
+        let copied = answer
+            .map_err(|e| e.to_string())
+            .and_then(|data| open.promise.put(part, start, &data.bytes).map_err(|e| e.to_string()));
         match copied {
-            Ok(bytes) => drop(self.copied.fetch_add(bytes, Ordering::Relaxed)),
+            Ok(bytes) => {
+                self.copied.fetch_add(bytes as u64, Ordering::Relaxed);
+                let _ = open.reach(piece, usize::MAX);
+            }
             Err(reason) => open.failed = Some(reason),
         }
         open.left -= 1;
@@ -114,46 +136,54 @@ impl Filling {
 }
 
 impl Open {
-    fn buffer(&mut self) -> Result<&mut Buffer, kiln_group::Error> {
-        match &mut self.buffer {
-            Some(buffer) => Ok(buffer),
-            none => Ok(none.insert(self.promise.buffer()?)),
+    /// Some of a piece is there: the exchange may begin with what is there of all. As [`Promise::reach`] tells.
+    fn reach(&mut self, piece: usize, there: usize) -> bool {
+        let Progress { there: before, bytes, .. } = &mut self.pieces[piece];
+        *before = there.min(*bytes).max(*before);
+        while self.pieces.get(self.first).is_some_and(|p| p.there == p.bytes) {
+            self.first += 1;
         }
+        let rest = &self.pieces[self.first..];
+        let Some(Progress { start, .. }) = rest.first() else { return false };
+        // Several parts have one place.
+        let beside = rest.iter().take_while(|p| p.start == *start);
+        let end = start + beside.map(|p| p.there).min().unwrap_or(0);
+        self.promise.reach(end).unwrap_or_else(|error| {
+            self.failed = Some(error.to_string());
+            false
+        })
     }
 
-    /// Puts a piece in its place, if it is not there. Gives the number of bytes that were copied.
-    fn put(&mut self, part: usize, start: usize, bytes: &[u8]) -> Result<u64, String> {
-        let buffer = self.buffer().map_err(|e| e.to_string())?;
-        let place = start..start + bytes.len();
-        if std::ptr::eq(buffer.range(part, place.clone()).start(), bytes.as_ptr()) {
-            return Ok(0);
-        }
-        buffer.part_mut(part)[place].copy_from_slice(bytes);
-        Ok(bytes.len() as u64)
-    }
-
-    fn keep(mut self) {
-        let made = self.buffer().map(|_| ()).map_err(|e| e.to_string());
-        match (self.failed.or(made.err()), self.buffer) {
-            (None, Some(buffer)) => {
-                // Refused only where the group has ended, which whoever waits is told.
-                let _ = self.promise.give(buffer);
-            }
-            (reason, _) => self.promise.fail(&reason.unwrap_or_default()),
+    fn keep(self) {
+        match self.failed {
+            // Refused only where the group has ended, which whoever waits is told.
+            None => drop(self.promise.give()),
+            Some(reason) => self.promise.fail(&reason),
         }
     }
 }
 
 /// A gradient's place in a bucket, for a device to compute it there.
-struct Place(Range);
+struct Place {
+    range: Range,
+    filling: Arc<Filling>,
+    piece: usize,
+}
 
 impl Host for Place {
     fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.range
     }
 
     fn target(&self) -> Option<*mut u8> {
-        Some(self.0.start())
+        Some(self.range.start())
+    }
+
+    fn reached(&self, end: usize) {
+        let step_aside = self.filling.open().as_mut().is_some_and(|open| open.reach(self.piece, end));
+        if step_aside {
+            std::thread::yield_now();
+        }
     }
 }
 

@@ -23,6 +23,35 @@ pub(super) struct Bucket {
     pub length: usize,
     /// Names what is in it: ranks whose buckets differ must not mix.
     pub tag: u64,
+    /// Where it is cut into ranges that leave by themselves, in bytes.
+    pub cuts: Vec<usize>,
+}
+
+impl Bucket {
+    pub fn bytes(&self) -> usize {
+        self.dtype.bytes(self.length)
+    }
+
+    fn push(&mut self, entry: usize, entries: &[Entry]) {
+        let Entry { meta, wire, .. } = &entries[entry];
+        self.members.push((entry, self.length));
+        self.length += meta.shape.numel().next_multiple_of(LINE / wire.size().max(1));
+    }
+
+    /// Small members go last: a device tells of the rows of a large product one by one, of much else only when all of a
+    /// window is computed.
+    fn settle(&mut self, entries: &[Entry]) {
+        let mut members = std::mem::take(&mut self.members);
+        members.sort_by_key(|&(entry, _)| entries[entry].meta.bytes() < LEAST);
+        self.length = 0;
+        members.into_iter().for_each(|(entry, _)| self.push(entry, entries));
+        let mut hasher = DefaultHasher::new();
+        for &(entry, start) in &self.members {
+            let Entry { path, meta, wire } = &entries[entry];
+            (path, meta.to_string(), wire.to_string(), start).hash(&mut hasher);
+        }
+        self.tag = hasher.finish();
+    }
 }
 
 /// The buckets of all values, in the order in which they leave.
@@ -39,35 +68,44 @@ pub(super) struct Plan {
 
 /// Values begin on a cache line.
 const LINE: usize = 64;
+/// Into how many ranges a bucket is cut. With 4 or 16 a slow link was hidden less: a range takes time, and so does each
+/// call.
+const RANGES: usize = 8;
+/// The least bytes of one.
+const LEAST: usize = 64 << 10;
 
 impl Plan {
-    /// Buckets filled in this order of the entries.
-    pub fn new(config: &Config, entries: Vec<Entry>, order: &[usize], settled: bool) -> Plan {
+    /// Buckets filled in this order of the entries. Where computing and exchanging overlap, the last one of some size is
+    /// cut: little is computed after it that could cover its exchange, so each range leaves as soon as it is computed.
+    pub fn new(config: &Config, entries: Vec<Entry>, order: &[usize], settled: bool, overlaps: bool) -> Plan {
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut home = vec![0; entries.len()];
         for &entry in order {
-            let Entry { meta, wire, .. } = &entries[entry];
+            let wire = &entries[entry].wire;
             // The open bucket of a dtype is the last of it.
             let open = buckets.iter().rposition(|b| b.dtype == *wire);
             let at = match open {
                 Some(at) if wire.bytes(buckets[at].length) < room(config, at) => at,
                 _ => {
-                    buckets.push(Bucket { dtype: *wire, members: Vec::new(), length: 0, tag: 0 });
+                    buckets.push(Bucket {
+                        dtype: *wire,
+                        members: Vec::new(),
+                        length: 0,
+                        tag: 0,
+                        cuts: Vec::new(),
+                    });
                     buckets.len() - 1
                 }
             };
-            let bucket = &mut buckets[at];
-            bucket.members.push((entry, bucket.length));
-            bucket.length += meta.shape.numel().next_multiple_of(LINE / wire.size().max(1));
+            buckets[at].push(entry, &entries);
             home[entry] = at;
         }
         for bucket in &mut buckets {
-            let mut hasher = DefaultHasher::new();
-            for &(entry, start) in &bucket.members {
-                let Entry { path, meta, wire } = &entries[entry];
-                (path, meta.to_string(), wire.to_string(), start).hash(&mut hasher);
-            }
-            bucket.tag = hasher.finish();
+            bucket.settle(&entries);
+        }
+        if let Some(bucket) = buckets.iter_mut().rfind(|bucket| overlaps && bucket.bytes() > LEAST) {
+            let range = bucket.bytes().div_ceil(RANGES).max(LEAST).next_multiple_of(LINE);
+            bucket.cuts = (1..).map(|i| i * range).take_while(|&at| at < bucket.bytes()).collect();
         }
         Plan { entries, buckets, home, settled }
     }
@@ -75,7 +113,7 @@ impl Plan {
     /// The order before anything is known: gradients become final from the model's end to its beginning.
     pub fn backwards(config: &Config, entries: Vec<Entry>) -> Plan {
         let order: Vec<usize> = (0..entries.len()).rev().collect();
-        Plan::new(config, entries, &order, false)
+        Plan::new(config, entries, &order, false, false)
     }
 
     /// How many entries are parameters.
@@ -111,7 +149,25 @@ mod tests {
         let mut mixed = entries.clone();
         mixed[1].wire = DType::BF16;
         assert_eq!(Plan::backwards(&config, mixed).buckets.len(), 3);
-        let other = Plan::new(&config, entries, &[3, 4, 2, 1, 0], true);
+        let other = Plan::new(&config, entries, &[3, 4, 2, 1, 0], true, false);
         assert_ne!(other.buckets[0].tag, plan.buckets[0].tag, "another order is another bucket");
+    }
+
+    #[test]
+    fn the_last_large_bucket_is_cut_where_that_can_hide_something() {
+        let cuts = |n: usize, overlaps: bool| {
+            let config = Config { others: 1 << 16, ..Config::default() };
+            let entries = [("first", 1 << 18), ("large", n), ("last", 1)];
+            let entries = entries.map(|(path, n)| entry(path, n, DType::F32)).to_vec();
+            let plan = Plan::new(&config, entries, &[0, 1, 2], true, overlaps);
+            plan.buckets.into_iter().map(|bucket| bucket.cuts).collect::<Vec<_>>()
+        };
+        let eighths = |bytes: usize| (1..8).map(|i| i * bytes / 8).collect::<Vec<_>>();
+        assert_eq!(cuts(1 << 20, true), [vec![], eighths(4 << 20), vec![]]);
+        assert!(cuts(1 << 20, false).concat().is_empty());
+        assert_eq!(cuts(1 << 14, true), [eighths(1 << 20), vec![], vec![]], "too small");
+        assert_eq!(cuts((1 << 15) + 1, true)[1], [1 << 16, 2 << 16]);
+        let odd = &cuts(1_000_003, true)[1];
+        assert!(odd.iter().all(|cut| cut % LINE == 0) && odd.len() == RANGES - 1, "{odd:?}");
     }
 }

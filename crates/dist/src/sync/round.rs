@@ -157,7 +157,7 @@ impl Inner {
             for bucket in &work.plan.buckets {
                 let call = Call::new(Op::AllReduce(self.config.combine.reduce()), bucket.dtype);
                 let (promise, pending) =
-                    group.promise(call.tagged(bucket.tag), bucket.dtype.bytes(bucket.length))?;
+                    group.promise_cut(call.tagged(bucket.tag), bucket.bytes(), &bucket.cuts)?;
                 work.promises.push(Some(promise));
                 work.pending.push(pending);
             }
@@ -167,7 +167,8 @@ impl Inner {
                 work.mask = Some((Some(promise), pending));
             }
             if !work.plan.settled {
-                let (promise, pending) = group.promise(Call::new(Op::Broadcast(0), DType::U8), 4 * count)?;
+                let bytes = 1 + 4 * count;
+                let (promise, pending) = group.promise(Call::new(Op::Broadcast(0), DType::U8), bytes)?;
                 work.spread = Some((Some(promise), pending));
             }
         }
@@ -177,12 +178,13 @@ impl Inner {
 
 impl Inner {
     /// Notes what a step took, and the order of entries that it found.
-    fn collected(&self, work: &Work, order: Result<Option<Vec<usize>>, Error>) -> Result<(), Error> {
+    fn collected(&self, work: &Work, order: Result<Option<Order>, Error>) -> Result<(), Error> {
         let mut state = self.lock();
         state.stats.waited += work.waited;
         state.stats.buckets += work.plan.buckets.len() as u64;
-        if let Some(order) = order? {
-            state.plan = Some(Arc::new(Plan::new(&self.config, work.plan.entries.clone(), &order, true)));
+        if let Some(Order { entries, overlaps }) = order? {
+            let plan = Plan::new(&self.config, work.plan.entries.clone(), &entries, true, overlaps);
+            state.plan = Some(Arc::new(plan));
         }
         Ok(())
     }
@@ -359,6 +361,14 @@ impl Turn<'_> {
     }
 }
 
+/// What rank 0 found in its first backward, for all.
+struct Order {
+    /// Entries as their gradients became final.
+    entries: Vec<usize>,
+    /// Whether it computes and exchanges at the same time.
+    overlaps: bool,
+}
+
 /// What a bucket's entries came to.
 type Came<'a> = &'a mut dyn Iterator<Item = (usize, Tensor)>;
 
@@ -476,7 +486,8 @@ impl Work {
         }
         if turn.is_last() {
             let used = || self.used.iter().map(|&used| used as u8).collect();
-            let order = || self.order.iter().flat_map(|&e| (e as u32).to_le_bytes()).collect();
+            let entries = self.order.iter().flat_map(|&e| (e as u32).to_le_bytes());
+            let order = || [!self.in_turn as u8].into_iter().chain(entries).collect();
             keep(&mut self.mask, used)?;
             keep(&mut self.spread, order)?;
         }
@@ -500,7 +511,7 @@ impl Work {
         inner: &Inner,
         number: u64,
         mut each: impl FnMut(Came<'_>),
-    ) -> Result<Option<Vec<usize>>, Error> {
+    ) -> Result<Option<Order>, Error> {
         if let (Some((pending, own)), Way::Ranks(group)) = (self.hashes.take(), &inner.way) {
             let first = pending.wait()?;
             let differs = own.iter().zip(first.chunks(8)).position(|(own, first)| own.to_le_bytes() != first);
@@ -563,7 +574,9 @@ impl Work {
         let order = match self.spread.take() {
             Some((_, pending)) => {
                 let number = |b: &[u8]| b.iter().rev().fold(0, |n, &b| n << 8 | b as usize);
-                Some(pending.wait()?.chunks(4).map(number).collect())
+                let bytes = pending.wait()?;
+                let (overlaps, entries) = bytes.split_first().ok_or(Error::Early)?;
+                Some(Order { entries: entries.chunks(4).map(number).collect(), overlaps: *overlaps != 0 })
             }
             None => None,
         };
@@ -652,11 +665,10 @@ fn keep(
     waiting: &mut Option<(Option<Promise>, Pending)>,
     bytes: impl FnOnce() -> Vec<u8>,
 ) -> Result<(), Error> {
-    let Some(promise) = waiting.as_mut().and_then(|(promise, _)| promise.take()) else { return Ok(()) };
-    let mut buffer = promise.buffer()?;
+    let Some(mut promise) = waiting.as_mut().and_then(|(promise, _)| promise.take()) else { return Ok(()) };
     let bytes = bytes();
-    (0..buffer.parts()).for_each(|part| buffer.part_mut(part).copy_from_slice(&bytes));
-    Ok(promise.give(buffer)?)
+    (0..promise.parts()).try_for_each(|part| promise.put(part, 0, &bytes).map(drop))?;
+    Ok(promise.give()?)
 }
 
 /// Told apart are bytes that differ, not more: ranks mean well.

@@ -228,8 +228,10 @@ impl Board {
         } else {
             self.large(signature, buffer, reach, wait)?;
             self.desk(self.rank).done.0.store(n, Release);
-            self.ring();
-            self.wait_all(wait, signature, reach, |rank| self.desk(rank).done.0.load(Acquire) >= n)?;
+            if !wait.more {
+                self.ring();
+                self.wait_all(wait, signature, reach, |rank| self.desk(rank).done.0.load(Acquire) >= n)?;
+            }
         }
         Ok(())
     }
@@ -314,14 +316,14 @@ impl Board {
             let id = unsafe { *self.post_of(rank, signature.sequence).buffer.get() };
             let region =
                 if rank == self.rank { buffer.region.clone() } else { reach.buffer(rank, id, wait.until)? };
-            if region.bytes() < buffer.stride * (self.parts[rank] - 1) + buffer.bytes {
+            if region.bytes() < buffer.stride * (self.parts[rank] - 1) + buffer.start + buffer.bytes {
                 return Err(Error::system("board", format!("the buffer of rank {rank} is too short")));
             }
             regions.push(region);
         }
         let reduced = |reduce: Reduce, range: Range<usize>, everywhere: bool| {
             let fold = Fold::new(reduce, signature.dtype).expect("checked at the call");
-            let offset = range.start * unit;
+            let offset = buffer.start + range.start * unit;
             let mut leaves = Vec::with_capacity(self.program.len());
             for (rank, region) in regions.iter().enumerate() {
                 for part in 0..self.parts[rank] {
@@ -330,10 +332,10 @@ impl Board {
                 }
             }
             // SAFETY: offset is inside every first part.
-            let mut targets = vec![unsafe { buffer.at(0).add(offset) }];
+            let at = |rank: usize| unsafe { regions[rank].start().add(offset) };
+            let mut targets = vec![at(self.rank)];
             if everywhere {
-                // SAFETY: as above.
-                targets.extend(self.peers().map(|rank| unsafe { regions[rank].start().add(offset) }));
+                targets.extend(self.peers().map(at));
             }
             // SAFETY: this rank alone reads and writes this range of all buffers until everyone is done.
             unsafe { fold.tree(&self.program, &leaves, &targets, range.len(), self.layout.shards()) };
@@ -343,12 +345,12 @@ impl Board {
         };
         let copy = |rank: usize, range: Range<usize>| {
             if rank != self.rank {
-                let (offset, bytes) = (range.start * unit, range.len() * unit);
+                let (offset, bytes) = (buffer.start + range.start * unit, range.len() * unit);
                 // SAFETY: the peer leaves its range alone until everyone is done; the target is this rank's own.
                 unsafe {
                     std::ptr::copy_nonoverlapping(
                         regions[rank].start().add(offset),
-                        buffer.at(0).add(offset),
+                        regions[self.rank].start().add(offset),
                         bytes,
                     )
                 };

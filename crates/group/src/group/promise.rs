@@ -2,9 +2,10 @@
 
 use super::{Group, Inner, Pending, Slot, Ticket, lock};
 use crate::Error;
-use crate::buffer::Buffer;
-use crate::call::Call;
+use crate::buffer::{Buffer, Range};
+use crate::call::{Call, Op};
 use crate::recorder::State;
+use std::collections::VecDeque;
 use std::panic::Location;
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,9 +14,13 @@ use std::time::Instant;
 #[must_use = "dropping it poisons the collective on every rank"]
 pub struct Promise {
     group: Group,
-    ticket: Arc<Ticket>,
     bytes: usize,
-    kept: bool,
+    /// Taken when it is first needed.
+    buffer: Option<Buffer>,
+    /// The calls that are yet to be given, each with the end of its range of the contribution.
+    open: VecDeque<(Arc<Ticket>, usize)>,
+    /// Bytes of each part that are given.
+    given: usize,
 }
 
 impl Group {
@@ -23,27 +28,91 @@ impl Group {
     /// Calls behind it wait for it.
     #[track_caller]
     pub fn promise(&self, call: Call, bytes: usize) -> Result<(Promise, Pending), Error> {
-        let (ticket, _) = self.0.enter(call, bytes, Slot::Promised, Location::caller())?;
-        let promise = Promise { group: self.clone(), ticket: ticket.clone(), bytes, kept: false };
-        Ok((promise, Pending { group: self.clone(), ticket }))
+        self.promise_cut(call, bytes, &[])
+    }
+
+    /// Like [`Group::promise`], but an all-reduce is exchanged in ranges, cut at these bytes, each of which can leave before
+    /// the ones behind it are computed ([`Promise::reach`]). To the group each range is a call of its own; all ranks cut
+    /// alike.
+    #[track_caller]
+    pub fn promise_cut(&self, call: Call, bytes: usize, cuts: &[usize]) -> Result<(Promise, Pending), Error> {
+        let line = Location::caller();
+        let cuts = if let Op::AllReduce(_) = call.op { cuts } else { &[] };
+        let misplaced = |(i, &cut): (usize, &usize)| {
+            cut > *cuts.get(i + 1).unwrap_or(&bytes) || !cut.is_multiple_of(call.dtype.size())
+        };
+        if let Some(wrong) = cuts.iter().enumerate().position(misplaced) {
+            return Err(Error::Length { bytes: cuts[wrong], dtype: call.dtype });
+        }
+        let mut promise =
+            Promise { group: self.clone(), bytes, buffer: None, open: VecDeque::new(), given: 0 };
+        let mut start = 0;
+        for &end in cuts.iter().chain([&bytes]) {
+            // Ranges of equal length are told apart by where they begin.
+            let call = call.tagged(call.tag.wrapping_add(start as u64));
+            let (ticket, _) = self.0.enter(call, end - start, Slot::Promised, end < bytes, line)?;
+            promise.open.push_back((ticket, end));
+            start = end;
+        }
+        let mut before: Vec<_> = promise.open.iter().map(|(ticket, _)| ticket.clone()).collect();
+        let ticket = before.pop().expect("one at least");
+        Ok((promise, Pending { group: self.clone(), ticket, before }))
     }
 }
 
 impl Promise {
-    /// A buffer for the contribution to a reduction: one part for each subtree this rank holds.
-    pub fn buffer(&self) -> Result<Buffer, Error> {
-        self.group.buffer(self.bytes)
+    /// How many parts the contribution to a reduction has: one for each subtree this rank holds.
+    pub fn parts(&self) -> usize {
+        self.group.0.parts.0
+    }
+
+    fn buffer(&mut self) -> Result<&mut Buffer, Error> {
+        match &mut self.buffer {
+            Some(buffer) => Ok(buffer),
+            none => Ok(none.insert(self.group.buffer(self.bytes)?)),
+        }
+    }
+
+    /// Where a range of one part lies, for a device to compute it there before it is given. Nothing if some of it is
+    /// given already.
+    pub fn range(&mut self, part: usize, range: std::ops::Range<usize>) -> Result<Option<Range>, Error> {
+        let given = self.given;
+        let buffer = self.buffer()?;
+        Ok((range.start >= given).then(|| buffer.range(part, range)))
+    }
+
+    /// Puts bytes in their place in one part, unless they lie there. What is given stays as it is. Tells how many were
+    /// copied.
+    pub fn put(&mut self, part: usize, start: usize, bytes: &[u8]) -> Result<usize, Error> {
+        let given = self.given;
+        let place = self.buffer()?.range(part, start..start + bytes.len());
+        if std::ptr::eq(place.start(), bytes.as_ptr()) {
+            return Ok(0);
+        }
+        let rest = &bytes[given.saturating_sub(start).min(bytes.len())..];
+        let skipped = bytes.len() - rest.len();
+        // SAFETY: inside the range, of which nobody else uses what is not given; and a copy of it lies elsewhere.
+        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), place.start().add(skipped), rest.len()) };
+        Ok(rest.len())
+    }
+
+    /// All parts are there up to this byte: the exchange of the ranges before it may begin, but for the last, which
+    /// [`Promise::give`] gives. Tells whether whoever exchanges may want this core for a moment: Linux would let the
+    /// thread at hand go on for a millisecond, unless it yields.
+    pub fn reach(&mut self, end: usize) -> Result<bool, Error> {
+        let before = self.given;
+        while self.open.len() > 1 && self.open.front().is_some_and(|&(_, range)| range <= end) {
+            self.next(None)?;
+        }
+        Ok(self.given > before && self.group.overlaps())
     }
 
     /// Keeps the promise: the exchange may begin.
-    pub fn give(mut self, buffer: Buffer) -> Result<(), Error> {
-        let inner = &self.group.0;
-        inner.fits(self.ticket.signature.op, &buffer)?;
-        if buffer.bytes != self.bytes {
-            return Err(Error::Length { bytes: buffer.bytes, dtype: self.ticket.signature.dtype });
+    pub fn give(mut self) -> Result<(), Error> {
+        self.all(None)?;
+        if self.group.overlaps() {
+            std::thread::yield_now();
         }
-        self.kept = true;
-        inner.keep(&self.ticket, buffer);
         Ok(())
     }
 
@@ -53,22 +122,44 @@ impl Promise {
     }
 
     fn poison(&mut self, reason: &str) {
-        self.kept = true;
-        match self.group.buffer(self.bytes) {
-            Ok(mut buffer) => {
-                buffer.poison(reason);
-                self.group.0.keep(&self.ticket, buffer);
-            }
-            Err(error) => self.group.0.fail(&error),
+        if let Err(error) = self.all(Some(reason)) {
+            self.group.0.fail(&error);
         }
+    }
+
+    fn all(&mut self, poison: Option<&str>) -> Result<(), Error> {
+        while !self.open.is_empty() {
+            self.next(poison)?;
+        }
+        Ok(())
+    }
+
+    /// Gives the next range. The last one takes the buffer with it: when that has been exchanged, all have.
+    fn next(&mut self, poison: Option<&str>) -> Result<(), Error> {
+        let given = self.given;
+        let Some(&(_, end)) = self.open.front() else { return Ok(()) };
+        self.buffer()?;
+        let last = if self.open.len() == 1 { self.buffer.take() } else { None };
+        let mut buffer = match (last, &self.buffer) {
+            (Some(mut all), _) => {
+                (all.start, all.bytes) = (given, end - given);
+                all
+            }
+            (None, Some(all)) => all.slice(given..end),
+            (None, None) => return Ok(()),
+        };
+        buffer.poison = poison.map(str::to_string);
+        self.given = end;
+        if let Some((ticket, _)) = self.open.pop_front() {
+            self.group.0.keep(&ticket, buffer);
+        }
+        Ok(())
     }
 }
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        if !self.kept {
-            self.poison("it was given up before its contribution was there");
-        }
+        self.poison("it was given up before its contribution was there");
     }
 }
 
@@ -80,6 +171,7 @@ impl Inner {
             if !matches!(*slot, Slot::Promised) {
                 return;
             }
+            self.is_there(ticket);
             *slot = Slot::Open(buffer);
         }
         // Calls behind it may be ready, and need somebody who drives.
