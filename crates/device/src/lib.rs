@@ -92,8 +92,8 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// Asks for value `id`, which a batch yet to be submitted defines, to be computed in that memory ([`Host::target`]),
-    /// where nobody else reads or writes until a [`Device::read`] of it is answered, and the device never after that.
-    /// Where it was, the answer's bytes are that memory.
+    /// where nobody else reads or writes until a [`Device::read`] of it is answered or [`Host::reached`] has told of it, and
+    /// the device never after that. Where it was, the answer's bytes are that memory.
     fn wish(&self, _id: Id, _memory: Wish) {}
 
     /// Whether [`Device::wish`] is ever followed.

@@ -20,8 +20,8 @@ impl Tensor {
     }
 
     /// The same values under a new name, computed in that host memory if the device can, see
-    /// [`Host::target`](crate::Host::target): then a read of them gives that memory. Nobody may read or write it before.
-    /// It is asked for when the values are about to be computed, perhaps several times. Has no gradient.
+    /// [`Host::target`](crate::Host::target): then a read of them gives that memory. Nobody may read or write it before,
+    /// but what [`Host::reached`](crate::Host::reached) has told of. It is asked for when the values are about to be computed, perhaps several times. Has no gradient.
     #[track_caller]
     pub fn computed_in(&self, memory: impl Fn() -> Option<Bytes> + Send + Sync + 'static) -> Tensor {
         let x = self.detach();

@@ -6,7 +6,8 @@
 //! What is added to what follows from the job's shards alone, so the bits are those of one worker.
 //!
 //! Between ranks a bucket lies in the group's memory. A device on this host computes gradients in their places there,
-//! where it can; others are copied ([`Stats::copied`]). The results are read from there without a copy.
+//! where it can; others are copied ([`Stats::copied`]). The results are read from there without a copy. Little is computed
+//! after the last large bucket that could cover its exchange, so that leaves in ranges, while its rows are computed.
 //!
 //! Ranks of one machine that compute with one thread each and leave no core free have nothing to hide an exchange behind
 //! ([`Group::overlaps`]): they compute all buckets first, then exchange them, on the thread that waits.

@@ -122,6 +122,10 @@ impl Promise {
     }
 
     fn poison(&mut self, reason: &str) {
+        // Where the group has ended nobody waits.
+        if lock(&self.group.0.queue).over.is_some() {
+            self.open.clear();
+        }
         if let Err(error) = self.all(Some(reason)) {
             self.group.0.fail(&error);
         }
