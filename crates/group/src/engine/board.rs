@@ -2,8 +2,9 @@
 //!
 //! Each rank has a desk on the board: two posts, used in turn, where it lays a signature and either the contribution
 //! itself (small) or the name of its buffer (large). A large reduction has two phases: each rank combines its own
-//! segment of all buffers and writes the result into all of them, then waits until everyone has. Two posts are enough:
-//! whoever lays number n + 2 has seen everyone's n + 1, so that nobody still reads its n.
+//! segment of all buffers and writes the result into all of them, then waits until everyone has; of a contribution in
+//! ranges only the last waits. Two posts are enough: whoever lays number n + 2 has seen everyone's n + 1, so that nobody
+//! still reads its n.
 
 use super::{SMALL, Traffic, Wait};
 use crate::buffer::Buffer;
