@@ -12,6 +12,8 @@ pub enum Error {
     Parameters { rank: usize, want: String, got: String },
     #[error("rank {rank}: the loss does not depend on {}", paths.join(", "))]
     Unused { rank: usize, paths: Vec<String> },
+    #[error("rank {rank}: `{path}` is on {got}, the parameters before it on {want}: a rank has one device")]
+    Devices { rank: usize, path: String, want: String, got: String },
     #[error("rank {rank} holds {held} shards, and this is one more")]
     Shard { rank: usize, held: usize },
     #[error("rank {rank} has {left} more shards to differentiate before it can wait")]

@@ -320,6 +320,26 @@ fn shards_without_samples_count_as_zeros() {
 }
 
 #[test]
+fn a_model_on_several_devices_is_refused_and_the_others_learn_it() {
+    let errors = each(groups(2, 2), |group, own| {
+        let mut model = Mlp::new(&own);
+        if group.rank() == 1 {
+            model.second = Linear::new(40, 3, &device(7));
+        }
+        let sync = GradientSync::start(&group, &mut model, config()).unwrap();
+        let round = sync.register(&model).and_then(|mut round| {
+            differentiate(&mut round, &model, 0, &own)?;
+            round.wait()
+        });
+        round.err()
+    });
+    let reason =
+        Error::Devices { rank: 1, path: "second.weight".into(), want: "cpu:1".into(), got: "cpu:7".into() };
+    let told = kiln_group::Error::Aborted { rank: 1, reason: reason.to_string() };
+    assert_eq!(errors, [Some(Error::Group(told)), Some(reason)]);
+}
+
+#[test]
 fn a_dropped_round_fails_everywhere_and_the_next_one_works() {
     let dropped = |group: Group, device: Device| {
         let mut model = Mlp::new(&device);

@@ -119,6 +119,15 @@ impl Inner {
             });
         });
         let device = parameters.first().map(|p: &Tensor| p.device()).unwrap_or_default();
+        if let (Way::Ranks(group), Some(i)) =
+            (&self.way, parameters.iter().position(|p| p.device() != device))
+        {
+            let (path, got) = (entries[i].path.clone(), parameters[i].device().to_string());
+            let error = Error::Devices { rank: self.rank, path, want: device.to_string(), got };
+            // The others take this step and would wait.
+            group.abort(&error.to_string());
+            return Err(error);
+        }
         entries.push(Entry { path: "loss".into(), meta: Meta::new(DType::F32, [1]), wire: DType::F32 });
         let plan = {
             let mut state = self.lock();
