@@ -54,7 +54,7 @@ impl Buffer {
         unsafe { self.region.start().add(part * self.stride + self.start) }
     }
 
-    /// A range of it, to be exchanged by itself. The region is back when the buffer is, which has to stay for longer.
+    /// A range of it, to be exchanged by itself. It does not give the memory back to the pool.
     pub(crate) fn slice(&self, range: std::ops::Range<usize>) -> Buffer {
         assert!(range.start <= range.end && range.end <= self.bytes);
         let (start, bytes) = (self.start + range.start, range.len());

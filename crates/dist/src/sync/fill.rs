@@ -1,4 +1,5 @@
-//! A bucket that is being filled: each gradient is computed in its place, or copied there where the device cannot.
+//! A bucket that is being filled: each gradient is computed in its place, or copied there where the device cannot; what is
+//! there from the bucket's beginning on may leave.
 
 use kiln_group::{Buffer, Promise, Range};
 use kiln_tensor::{Bytes, Data, Error, Host, Tensor};

@@ -75,9 +75,8 @@ const RANGES: usize = 8;
 const LEAST: usize = 64 << 10;
 
 impl Plan {
-    /// Buckets filled in this order of the entries. Where computing and exchanging overlap, the last one of some size is
-    /// cut: little is computed after it that could cover its exchange, so each range leaves as soon as it is computed.
-    pub fn new(config: &Config, entries: Vec<Entry>, order: &[usize], settled: bool, overlaps: bool) -> Plan {
+    /// Buckets filled in this order of the entries.
+    fn new(config: &Config, entries: Vec<Entry>, order: &[usize]) -> Plan {
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut home = vec![0; entries.len()];
         for &entry in order {
@@ -103,17 +102,24 @@ impl Plan {
         for bucket in &mut buckets {
             bucket.settle(&entries);
         }
-        if let Some(bucket) = buckets.iter_mut().rfind(|bucket| overlaps && bucket.bytes() > LEAST) {
+        Plan { entries, buckets, home, settled: false }
+    }
+
+    /// The plan for the order that was found. Where computing and exchanging overlap, the last bucket of some size is
+    /// cut: little is computed after it that could cover its exchange, so each range leaves as soon as it is computed.
+    pub fn settled(config: &Config, entries: Vec<Entry>, order: &[usize], overlaps: bool) -> Plan {
+        let mut plan = Plan { settled: true, ..Plan::new(config, entries, order) };
+        if let Some(bucket) = plan.buckets.iter_mut().rfind(|bucket| overlaps && bucket.bytes() > LEAST) {
             let range = bucket.bytes().div_ceil(RANGES).max(LEAST).next_multiple_of(LINE);
             bucket.cuts = (1..).map(|i| i * range).take_while(|&at| at < bucket.bytes()).collect();
         }
-        Plan { entries, buckets, home, settled }
+        plan
     }
 
     /// The order before anything is known: gradients become final from the model's end to its beginning.
     pub fn backwards(config: &Config, entries: Vec<Entry>) -> Plan {
         let order: Vec<usize> = (0..entries.len()).rev().collect();
-        Plan::new(config, entries, &order, false, false)
+        Plan::new(config, entries, &order)
     }
 
     /// How many entries are parameters.
@@ -149,7 +155,7 @@ mod tests {
         let mut mixed = entries.clone();
         mixed[1].wire = DType::BF16;
         assert_eq!(Plan::backwards(&config, mixed).buckets.len(), 3);
-        let other = Plan::new(&config, entries, &[3, 4, 2, 1, 0], true, false);
+        let other = Plan::settled(&config, entries, &[3, 4, 2, 1, 0], false);
         assert_ne!(other.buckets[0].tag, plan.buckets[0].tag, "another order is another bucket");
     }
 
@@ -159,7 +165,7 @@ mod tests {
             let config = Config { others: 1 << 16, ..Config::default() };
             let entries = [("first", 1 << 18), ("large", n), ("last", 1)];
             let entries = entries.map(|(path, n)| entry(path, n, DType::F32)).to_vec();
-            let plan = Plan::new(&config, entries, &[0, 1, 2], true, overlaps);
+            let plan = Plan::settled(&config, entries, &[0, 1, 2], overlaps);
             plan.buckets.into_iter().map(|bucket| bucket.cuts).collect::<Vec<_>>()
         };
         let eighths = |bytes: usize| (1..8).map(|i| i * bytes / 8).collect::<Vec<_>>();

@@ -192,7 +192,7 @@ impl Inner {
         state.stats.waited += work.waited;
         state.stats.buckets += work.plan.buckets.len() as u64;
         if let Some(Order { entries, overlaps }) = order? {
-            let plan = Plan::new(&self.config, work.plan.entries.clone(), &entries, true, overlaps);
+            let plan = Plan::settled(&self.config, work.plan.entries.clone(), &entries, overlaps);
             state.plan = Some(Arc::new(plan));
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Calls whose contribution comes later: their place in the group's order is taken now.
+//! Calls whose contribution comes later, as a whole or range by range: their place in the group's order is taken now.
 
 use super::{Group, Inner, Pending, Slot, Ticket, lock};
 use crate::Error;
@@ -91,8 +91,8 @@ impl Promise {
         }
         let rest = &bytes[given.saturating_sub(start).min(bytes.len())..];
         let skipped = bytes.len() - rest.len();
-        // SAFETY: inside the range, of which nobody else uses what is not given; and a copy of it lies elsewhere.
-        unsafe { std::ptr::copy_nonoverlapping(rest.as_ptr(), place.start().add(skipped), rest.len()) };
+        // SAFETY: inside the range, of which nobody else uses what is not given.
+        unsafe { std::ptr::copy(rest.as_ptr(), place.start().add(skipped), rest.len()) };
         Ok(rest.len())
     }
 
@@ -138,24 +138,19 @@ impl Promise {
         Ok(())
     }
 
-    /// Gives the next range. The last one takes the buffer with it: when that has been exchanged, all have.
+    /// Gives the next range. The last one gives the memory back: when that has been exchanged, all have.
     fn next(&mut self, poison: Option<&str>) -> Result<(), Error> {
-        let given = self.given;
+        let (given, last) = (self.given, self.open.len() == 1);
         let Some(&(_, end)) = self.open.front() else { return Ok(()) };
-        self.buffer()?;
-        let last = if self.open.len() == 1 { self.buffer.take() } else { None };
-        let mut buffer = match (last, &self.buffer) {
-            (Some(mut all), _) => {
-                (all.start, all.bytes) = (given, end - given);
-                all
-            }
-            (None, Some(all)) => all.slice(given..end),
-            (None, None) => return Ok(()),
-        };
-        buffer.poison = poison.map(str::to_string);
+        let all = self.buffer()?;
+        let mut range = all.slice(given..end);
+        if last {
+            range.pool = std::mem::take(&mut all.pool);
+        }
+        range.poison = poison.map(str::to_string);
         self.given = end;
         if let Some((ticket, _)) = self.open.pop_front() {
-            self.group.0.keep(&ticket, buffer);
+            self.group.0.keep(&ticket, range);
         }
         Ok(())
     }
@@ -163,7 +158,9 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
-        self.poison("it was given up before its contribution was there");
+        if !self.open.is_empty() {
+            self.poison("it was given up before its contribution was there");
+        }
     }
 }
 
