@@ -6,6 +6,7 @@
 
 use crate::lowering;
 use crate::queue::Queue;
+use crate::stop::{self, Stopped};
 use kiln_device::{
     Batch, Bytes, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
     Urgency, Wish, pending,
@@ -16,7 +17,7 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 
 /// The arithmetic of a host device.
@@ -95,6 +96,7 @@ struct Shared<K: Kernels> {
     kernels: K,
     queue: Queue<Work, Executor<K::Value>>,
     values: AtomicUsize,
+    stopped: AtomicBool,
     /// What failed since it was last asked for.
     failures: Mutex<Vec<Error>>,
     /// Starts the background thread at its first use.
@@ -136,6 +138,7 @@ impl<K: Kernels> HostDevice<K> {
             kernels,
             queue: Queue::new(Executor { table: FxHashMap::default(), wishes: FxHashMap::default(), engine }),
             values: AtomicUsize::new(0),
+            stopped: AtomicBool::new(false),
             failures: Mutex::default(),
             background: OnceLock::new(),
             this: this.clone(),
@@ -245,6 +248,10 @@ impl<K: Kernels> Device for HostDevice<K> {
     fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
         self.shared.kernels.room(len, place)
     }
+
+    fn stop(&self) {
+        self.shared.stopped.store(true, Ordering::Relaxed);
+    }
 }
 
 impl<K: Kernels> Shared<K> {
@@ -253,6 +260,10 @@ impl<K: Kernels> Shared<K> {
     }
 
     fn execute(&self, executor: &mut Executor<K::Value>, work: Work) {
+        stop::under(&self.stopped, || self.execute_under_flag(executor, work));
+    }
+
+    fn execute_under_flag(&self, executor: &mut Executor<K::Value>, work: Work) {
         match work {
             Work::Batch(batch) => {
                 self.batch(executor, &batch);
@@ -266,12 +277,13 @@ impl<K: Kernels> Shared<K> {
             Work::Read(id, promise) => {
                 executor.wishes.remove(&id);
                 promise.answer(match executor.table.get(&id) {
+                    _ if stop::is_set() => Err(Error::Stopped),
                     Some(Ok(value)) => self.guarded("read", || self.kernels.download(value)),
                     Some(Err(error)) => Err((**error).clone()),
                     None => Err(Error::UnknownValue(id)),
                 })
             }
-            Work::Sync(promise) => promise.answer(Ok(())),
+            Work::Sync(promise) => promise.answer(if stop::is_set() { Err(Error::Stopped) } else { Ok(()) }),
         }
         self.values.store(executor.table.len(), Ordering::Relaxed);
     }
@@ -279,7 +291,7 @@ impl<K: Kernels> Shared<K> {
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
         let Executor { table, wishes, engine } = executor;
         let several = batch.items.len() > 1 || batch.items.iter().any(lowering::composite);
-        if !engine.is_idle() && several {
+        if !engine.is_idle() && several && !stop::is_set() {
             let outside = Outside { shared: self, table, batch };
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, &outside))).ok().flatten();
@@ -353,7 +365,13 @@ impl<K: Kernels> Shared<K> {
 
     /// Runs a kernel; a panic in it is an error like any other.
     fn guarded<T>(&self, op: &str, f: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+        if stop::is_set() {
+            return Err(Error::Stopped);
+        }
         catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+            if panic.is::<Stopped>() {
+                return Err(Error::Stopped);
+            }
             let message = panic.downcast_ref::<String>().cloned();
             let message = message.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
             Err(Error::Panicked { op: op.to_string(), message: message.unwrap_or_default() })

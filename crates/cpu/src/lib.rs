@@ -29,6 +29,7 @@ mod product;
 mod convolution;
 mod pooling;
 mod queue;
+mod stop;
 mod sync;
 mod composite;
 mod fused;

@@ -6,6 +6,7 @@
 //! nothing here can deadlock. Results must not depend on who ran a chunk: index partials by chunk.
 //! Deliberately absent: queues, futures, stealing, priorities. `crates/explore` runs this file under all kinds of schedules.
 
+use crate::stop;
 use crate::sync::thread::{self, Thread};
 use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, spin_until};
 use std::any::Any;
@@ -74,6 +75,8 @@ unsafe impl Sync for Pool {}
 struct Job {
     /// Borrowed for the call of `Pool::run` that wrote it; the lifetime is erased.
     f: *const (dyn Fn(usize) + Sync),
+    /// What ends it early.
+    stop: stop::Flag,
 }
 
 /// The end of the range of unclaimed chunks that a thread claims from.
@@ -158,6 +161,7 @@ impl Pool {
         let workers = if threads <= 1 { None } else { self.try_own() };
         let Some(mut workers) = workers else {
             for chunk in 0..chunks {
+                stop::check();
                 f(chunk);
             }
             return;
@@ -208,7 +212,7 @@ impl Pool {
             )
         };
         // SAFETY: the caller owns the pool and the previous job is over, so nobody reads `job` now.
-        unsafe { *self.job.get() = Some(Job { f }) };
+        unsafe { *self.job.get() = Some(Job { f, stop: stop::current() }) };
         self.unfinished.0.store(chunks, Ordering::Relaxed);
         // SeqCst: either this thread sees `parked`, or the worker about to park sees the chunks.
         self.unclaimed.0.store(range(0, chunks as u32), Ordering::SeqCst);
@@ -226,9 +230,15 @@ impl Pool {
         let job = unsafe { (*self.job.get()).expect("a claim implies a job") };
         // SAFETY: as above.
         let f = unsafe { &*job.f };
+        let run = |chunk: usize| {
+            stop::check();
+            f(chunk)
+        };
         let mut done = 0;
         loop {
-            let outcome = catch_unwind(AssertUnwindSafe(|| f(chunk)));
+            // SAFETY: the thread that owns the job waits for all chunks, so it stays under its flag.
+            let outcome =
+                unsafe { stop::under_flag(job.stop, || catch_unwind(AssertUnwindSafe(|| run(chunk)))) };
             done += 1;
             if let Err(panic) = outcome {
                 self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(panic);

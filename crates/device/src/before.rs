@@ -43,6 +43,10 @@ macro_rules! handed_on {
             let _ = self.flush();
             self.inner.close();
         }
+
+        fn stop(&self) {
+            self.inner.stop();
+        }
     };
 }
 

@@ -25,7 +25,8 @@ pub enum Error {
     Panicked { op: String, message: String },
     #[error("{op} is not supported by {device}")]
     Unsupported { op: String, device: String },
-    #[error("out of memory: {asked} bytes asked, {free} of {limit} free")]
+    /// A `limit` of `usize::MAX` is none: then it was the system that had no more.
+    #[error("out of memory: {asked} bytes asked, {}", room(*free, *limit))]
     OutOfMemory { asked: usize, free: usize, limit: usize },
     #[error("no answer after {0:?}")]
     Timeout(Duration),
@@ -55,6 +56,13 @@ pub enum Error {
     Peer { message: String },
     #[error("the recording is cut or damaged at byte {at}: {reason}")]
     Recording { at: u64, reason: String },
+}
+
+fn room(free: usize, limit: usize) -> String {
+    match limit {
+        usize::MAX => "more than the system has".into(),
+        limit => format!("{free} of {limit} free"),
+    }
 }
 
 impl Error {

@@ -8,6 +8,7 @@
 
 mod batch;
 mod before;
+mod budget;
 mod data;
 mod error;
 mod info;
@@ -18,6 +19,7 @@ mod profile;
 mod record;
 
 pub use batch::{Batch, Place, Urgency};
+pub use budget::{Budget, Share};
 pub use data::{Bytes, Data, Host, Room};
 pub use error::Error;
 pub use info::{DeviceInfo, Memory, Usage};
@@ -129,6 +131,13 @@ pub trait Device: Send + Sync + 'static {
     /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Stopped`]. Local
     /// devices have nothing open.
     fn close(&self) {}
+
+    /// Ends what is running as soon as it can be, and fails it, everything that waits and everything asked afterwards
+    /// with [`Error::Stopped`]. Unlike [`Device::close`] it does not wait, and it may be called from any thread while
+    /// another one computes. A device is not used again afterwards.
+    fn stop(&self) {
+        self.close();
+    }
 
     /// Brings whatever a decorator holds to its file. Devices hold nothing.
     fn flush(&self) -> Result<(), Error> {

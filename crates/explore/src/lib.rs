@@ -7,6 +7,9 @@
 pub mod pool;
 #[path = "../../cpu/src/queue.rs"]
 pub mod queue;
+#[path = "../../cpu/src/stop.rs"]
+#[allow(dead_code)]
+mod stop;
 
 mod sync {
     pub(crate) use shuttle::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};

@@ -13,6 +13,7 @@ use super::scratch::Scratch;
 use crate::cpu::Context;
 use crate::pool;
 use crate::reduction;
+use crate::stop;
 use crate::view::{View, expanded};
 use kiln_device::Error;
 use kiln_fuse::Handles;
@@ -256,6 +257,9 @@ impl Bound {
                 return Err(unfit());
             }
             for row in 0..self.grid.rows {
+                if row.is_multiple_of(SHARE) {
+                    stop::check();
+                }
                 if self.index(index, row) >= self.grid.length {
                     return Err(unfit());
                 }

@@ -2,6 +2,7 @@
 
 use super::{Mat, MatMut, PARALLEL_WORK, Product, Share};
 use crate::pool;
+use crate::stop;
 
 /// C = A B for integers, modulo 2 to the number of bits.
 ///
@@ -50,6 +51,9 @@ unsafe fn int_row<T: GemmInt>(p: Product<T, T>, i: usize) {
         let mut sums = [T::default(); INT_COLUMNS];
         let sums = &mut sums[..w];
         for k in 0..p.k {
+            if k % STRETCH == 0 {
+                stop::check();
+            }
             // SAFETY: i, k and columns j..j + w are in the operands.
             unsafe {
                 let (x, row) = (*p.a.at(i, k), p.b.at(k, j));
@@ -73,3 +77,5 @@ unsafe fn int_row<T: GemmInt>(p: Product<T, T>, i: usize) {
 }
 
 const INT_COLUMNS: usize = 128;
+/// Steps of K between looks at whether the device was stopped.
+const STRETCH: usize = 4096;

@@ -1,6 +1,7 @@
 //! Pieces of work in parts, one a thread, that anyone may finish.
 
 use crate::pool;
+use crate::stop;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most parts there can be.
@@ -42,6 +43,7 @@ impl Iterator for Claims<'_> {
     type Item = usize;
 
     fn next(&mut self) -> Option<usize> {
+        stop::check();
         let parts = self.taken.len();
         while self.helped < parts {
             let part = (self.own + self.helped) % parts;

@@ -5,6 +5,7 @@ use super::scalar::{Compute, Source};
 use super::scratch::{OWN, with_scratch};
 use super::{After, Block, PANEL, Product, SKINNY, panels, put};
 use crate::pool;
+use crate::stop;
 
 /// Streams B once, in blocks of columns whose sums stay in L1.
 ///
@@ -27,6 +28,7 @@ pub(super) unsafe fn rows<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, 
                 let sums = coefs.add(PANEL * SKINNY);
                 let stage = sums.add(SKINNY * width);
                 for (k0, kc) in panels(p.k) {
+                    stop::check();
                     for k in 0..kc {
                         for i in 0..p.m {
                             *coefs.add(k * p.m + i) = S::widen(*p.a.at(i, k0 + k));

@@ -14,6 +14,7 @@ use crate::elementwise::with_type;
 use crate::pool;
 use crate::reference::Number;
 use crate::reference::order::{self, INNER, OUTER};
+use crate::stop;
 use crate::tile::{Out, Source};
 use crate::view::View;
 use fold::*;
@@ -26,6 +27,8 @@ use std::sync::Mutex;
 const BLOCK: usize = 512;
 /// Elements that make a share of work for a thread.
 const SHARE: usize = 1 << 15;
+/// Chunks of a long row whose results are held at a time; a power of two.
+const STRETCH: usize = 1 << 14;
 
 /// Whether [`reduce`] knows this reduction to this dtype.
 pub(crate) fn has_kernel(kind: ReduceKind, dtype: DType) -> bool {
@@ -99,27 +102,37 @@ fn row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold
     }
     let mut tree = Tree::new(fold.identity);
     for at in (0..count).step_by(INNER.chunk) {
+        if at % SHARE == 0 {
+            stop::check();
+        }
         let tile = source.tile(from + at, &mut scratch[..INNER.chunk.min(count - at)]);
         tree.push((fold.chunk)(tile), fold.combine);
     }
     tree.finish(fold.combine)
 }
 
-/// One long row, its chunks shared out among threads.
+/// One long row, its chunks shared out among threads. What they give is kept for a stretch of the row only: stretches of
+/// a power of two of chunks are parts of the tree.
 fn wide_row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
-    let mut partials = vec![fold.identity; count.div_ceil(INNER.chunk)];
-    let share = SHARE / INNER.chunk;
-    let slots: Vec<Mutex<&mut [T::Wide]>> = partials.chunks_mut(share).map(Mutex::new).collect();
-    pool::parallel(slots.len(), &|s| {
-        let mut slots = slots[s].lock().unwrap_or_else(|e| e.into_inner());
-        let mut scratch = [T::default(); INNER.chunk];
-        for (i, slot) in slots.iter_mut().enumerate() {
-            let at = (s * share + i) * INNER.chunk;
-            *slot = (fold.chunk)(source.tile(from + at, &mut scratch[..INNER.chunk.min(count - at)]));
-        }
-    });
-    drop(slots);
-    order::tree(&mut partials, fold.combine).unwrap_or(fold.identity)
+    let chunks = count.div_ceil(INNER.chunk);
+    let mut partials = vec![fold.identity; chunks.min(STRETCH)];
+    let mut tree = Tree::new(fold.identity);
+    for first in (0..chunks).step_by(STRETCH) {
+        let partials = &mut partials[..STRETCH.min(chunks - first)];
+        let share = SHARE / INNER.chunk;
+        let slots: Vec<Mutex<&mut [T::Wide]>> = partials.chunks_mut(share).map(Mutex::new).collect();
+        pool::parallel(slots.len(), &|s| {
+            let mut slots = slots[s].lock().unwrap_or_else(|e| e.into_inner());
+            let mut scratch = [T::default(); INNER.chunk];
+            for (i, slot) in slots.iter_mut().enumerate() {
+                let at = (first + s * share + i) * INNER.chunk;
+                *slot = (fold.chunk)(source.tile(from + at, &mut scratch[..INNER.chunk.min(count - at)]));
+            }
+        });
+        drop(slots);
+        tree.push(order::tree(partials, fold.combine).unwrap_or(fold.identity), fold.combine);
+    }
+    tree.finish(fold.combine)
 }
 
 /// `len` neighbouring results, from result `from` of `results` on, each over `count` elements.
@@ -138,6 +151,7 @@ fn block<T: Number>(
     let depth = (usize::BITS - chunks.leading_zeros()) as usize;
     let mut sums = vec![fold.identity; (depth + 1).max(2) * len];
     for chunk in 0..chunks {
+        stop::check();
         let (parts, sum) = sums.split_at_mut(depth * len);
         sum.fill(fold.identity);
         let at = chunk * OUTER.chunk;
