@@ -11,7 +11,7 @@ use std::time::Duration;
 #[allow(missing_docs)]
 pub enum Error {
     /// The value was never computed: an operation failed, here or upstream. `value` is what that one would have given.
-    #[error("{op}{} failed: {cause}", origin.map(|o| format!(" at {o}")).unwrap_or_default())]
+    #[error("{} failed: {}", place(op, origin), reason(op, cause))]
     Failed { op: String, value: Id, origin: Option<Origin>, cause: Arc<Error> },
     #[error(transparent)]
     Op(#[from] OpError),
@@ -73,4 +73,17 @@ impl Error {
             error => error,
         }
     }
+}
+
+/// The operation that failed, as the user called it, and where.
+fn place(op: &str, origin: &Option<Origin>) -> String {
+    origin.map_or_else(|| op.to_string(), |origin| format!("{} at {origin}", origin.name(op)))
+}
+
+/// The cause without the operation's name, which is told already.
+fn reason(op: &str, cause: &Error) -> String {
+    let text = cause.to_string();
+    text.strip_prefix(op)
+        .and_then(|rest| rest.strip_prefix(": "))
+        .map_or_else(|| text.clone(), str::to_string)
 }

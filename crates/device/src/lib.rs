@@ -23,7 +23,7 @@ pub use budget::{Budget, Share};
 pub use data::{Bytes, Data, Host, Room};
 pub use error::Error;
 pub use info::{DeviceInfo, Memory, Usage};
-pub use origin::{Origin, Scope, scope};
+pub use origin::{MethodGuard, Origin, Scope, ScopeGuard, method, scope};
 pub use pending::{Help, Pending, Promise, pending};
 pub use profile::{OpProfile, Profile};
 pub use record::{Record, Replayed, replay};

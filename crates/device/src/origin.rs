@@ -1,6 +1,7 @@
 //! Where in the user's program an operation came from. Origins travel beside the stream, never in it.
 
 use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::{Arc, Mutex};
 
@@ -13,13 +14,20 @@ pub struct Origin {
     pub scope: Scope,
     /// Whether it computes the gradient of what that line did.
     pub backward: bool,
+    /// The method that was called there, where that is not the operation itself; else empty.
+    pub method: &'static str,
 }
 
 impl Origin {
     /// The caller's line in the current scope.
     #[track_caller]
     pub fn here() -> Origin {
-        Origin { line: Location::caller(), scope: SCOPE.get(), backward: false }
+        Origin { line: Location::caller(), scope: SCOPE.get(), backward: false, method: METHOD.get() }
+    }
+
+    /// What a message calls operation `op`: the method that the user called, if that is known.
+    pub fn name<'a>(&self, op: &'a str) -> &'a str {
+        if self.method.is_empty() || self.backward { op } else { self.method }
     }
 }
 
@@ -44,6 +52,7 @@ static NAMES: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
 
 thread_local! {
     static SCOPE: Cell<Scope> = const { Cell::new(Scope(0)) };
+    static METHOD: Cell<&'static str> = const { Cell::new("") };
     /// Scopes that this thread entered: outer scope, name, scope.
     static ENTERED: RefCell<Vec<(Scope, Box<str>, Scope)>> = const { RefCell::new(Vec::new()) };
 }
@@ -52,6 +61,14 @@ thread_local! {
 const REMEMBERED: usize = 256;
 
 impl Scope {
+    /// Appends `name` to the scope of what this thread records until the guard is dropped. Unlike the closure of
+    /// [`scope`], a guard keeps `#[track_caller]`: what is called below it still gets the caller's line.
+    pub fn enter(name: &str) -> ScopeGuard {
+        let outer = SCOPE.get();
+        SCOPE.set(outer.child(name));
+        ScopeGuard { outer, thread: PhantomData }
+    }
+
     /// Its name; nothing for the outermost.
     pub fn name(self) -> Option<Arc<str>> {
         let names = NAMES.lock().unwrap_or_else(|e| e.into_inner());
@@ -86,16 +103,48 @@ impl Scope {
     }
 }
 
+/// Leaves a scope when it is dropped.
+#[must_use = "the scope ends when the guard is dropped"]
+pub struct ScopeGuard {
+    outer: Scope,
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for ScopeGuard {
+    fn drop(&mut self) {
+        SCOPE.set(self.outer);
+    }
+}
+
 /// Runs `f` with `name` appended to the scope of what it records, so that errors and traces name the layer.
 pub fn scope<T>(name: &str, f: impl FnOnce() -> T) -> T {
-    struct Restore(Scope);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            SCOPE.set(self.0);
+    let _scope = Scope::enter(name);
+    f()
+}
+
+/// Names the method that the user called, for messages about the operations it is made of, until the guard is dropped.
+/// Inside another method it does nothing: the user called that one.
+pub fn method(name: &'static str) -> MethodGuard {
+    let outermost = METHOD.get().is_empty();
+    if outermost {
+        METHOD.set(name);
+    }
+    MethodGuard { outermost, thread: PhantomData }
+}
+
+/// Ends what [`method`] began when it is dropped.
+#[must_use = "the name ends when the guard is dropped"]
+pub struct MethodGuard {
+    outermost: bool,
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for MethodGuard {
+    fn drop(&mut self) {
+        if self.outermost {
+            METHOD.set("");
         }
     }
-    let outer = SCOPE.get();
-    let _restore = Restore(outer);
-    SCOPE.set(outer.child(name));
-    f()
 }

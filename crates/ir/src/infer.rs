@@ -15,6 +15,8 @@ pub enum OpError {
     Arity { op: String, want: &'static str, got: usize },
     #[error("{op} is not defined for {dtype}")]
     DType { op: String, dtype: DType },
+    #[error("{op}: an index must be an integer, not {dtype}")]
+    Index { op: String, dtype: DType },
     #[error("{op} needs operands of one dtype, got {lhs} and {rhs}")]
     DTypeMismatch { op: String, lhs: DType, rhs: DType },
     #[error("{op}: shapes {lhs:?} and {rhs:?} do not fit together")]
@@ -39,6 +41,28 @@ pub enum OpError {
     UnknownCustom { name: String },
     #[error("{op}: {message}")]
     Custom { op: String, message: String },
+}
+
+impl OpError {
+    /// The same about `name`: the method that the user called instead of the operation that it is made of.
+    pub fn about(mut self, name: &str) -> OpError {
+        match &mut self {
+            OpError::Arity { op, .. }
+            | OpError::DType { op, .. }
+            | OpError::Index { op, .. }
+            | OpError::DTypeMismatch { op, .. }
+            | OpError::ShapeMismatch { op, .. }
+            | OpError::Axis { op, .. }
+            | OpError::Range { op, .. }
+            | OpError::Shape { op, .. }
+            | OpError::Attribute { op, .. }
+            | OpError::Empty { op, .. }
+            | OpError::Rank { op, .. }
+            | OpError::Custom { op, .. } => *op = name.into(),
+            OpError::TooLarge { .. } | OpError::Quantised { .. } | OpError::UnknownCustom { .. } => {}
+        }
+        self
+    }
 }
 
 /// The metas of the results of `op` on operands with metas `ins`.
@@ -609,7 +633,10 @@ impl Infer<'_> {
     }
 
     fn index(&self, index: &Meta) -> Result<(), OpError> {
-        if index.dtype.is_int() { Ok(()) } else { self.dtype(index.dtype) }
+        match index.dtype.is_int() {
+            true => Ok(()),
+            false => Err(OpError::Index { op: self.name(), dtype: index.dtype }),
+        }
     }
 
     fn mismatch<T>(&self, lhs: &Shape, rhs: &Shape) -> Result<T, OpError> {

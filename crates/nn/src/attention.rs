@@ -1,7 +1,7 @@
 //! Attention of a sequence to itself, in several heads.
 
 use crate::{Linear, module};
-use kiln_tensor::{Device, Tensor, scope};
+use kiln_tensor::{Device, Scope, Tensor};
 
 /// Self-attention: queries, keys and values of all heads from one projection, their results into another.
 #[derive(Clone)]
@@ -40,14 +40,16 @@ impl Attention {
     /// The layer's result for `x`, of shape `[batch, length, width]`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        scope("attention", || {
-            let (batch, length, width) = (x.dim(0), x.dim(1), x.dim(2));
-            let parts = self.qkv.forward(x).reshape([batch, length, 3, self.heads, width / self.heads]);
-            let parts = parts.permute([2, 0, 3, 1, 4]);
-            let (q, k, v) = (parts.get(0), parts.get(1), parts.get(2));
-            let y = q.scaled_dot_product_attention(&k, &v, None, self.causal, None);
-            self.out.forward(&y.transpose(1, 2).reshape([batch, length, width]))
-        })
+        let _scope = Scope::enter("attention");
+        let own = self.qkv.weight.dim(-1);
+        let fits = x.rank() == 3 && x.dim(2) == own;
+        assert!(fits, "attention: shape {:?} is not [batch, length, {own}]", x.shape());
+        let (batch, length) = (x.dim(0), x.dim(1));
+        let parts = self.qkv.forward(x).reshape([batch, length, 3, self.heads, own / self.heads]);
+        let parts = parts.permute([2, 0, 3, 1, 4]);
+        let (q, k, v) = (parts.get(0), parts.get(1), parts.get(2));
+        let y = q.scaled_dot_product_attention(&k, &v, None, self.causal, None);
+        self.out.forward(&y.transpose(1, 2).reshape([batch, length, own]))
     }
 }
 

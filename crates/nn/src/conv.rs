@@ -1,7 +1,8 @@
 //! The convolutional layer.
 
+use crate::linear::uniform;
 use crate::module;
-use kiln_tensor::{ConvOptions, Device, Tensor, scope};
+use kiln_tensor::{ConvOptions, Device, Scope, Tensor};
 
 /// A convolution of `[N, inputs, H, W]` with square windows, and a bias for each output channel.
 #[derive(Clone)]
@@ -33,12 +34,8 @@ impl Conv2d {
         let fits = groups > 0 && inputs.is_multiple_of(groups) && outputs.is_multiple_of(groups);
         assert!(fits, "conv2d: {inputs} and {outputs} channels do not fall into {groups} groups");
         let window = inputs / groups * kernel * kernel;
-        let bound = 1.0 / (window.max(1) as f64).sqrt();
-        let uniform = |shape: &[usize]| {
-            device.persistent(|| Tensor::rand(shape, device) * (2.0 * bound) - bound).requires_grad()
-        };
-        let weight = uniform(&[outputs, inputs / groups, kernel, kernel]);
-        Conv2d { weight, bias: Some(uniform(&[outputs])), options }
+        let weight = uniform(&[outputs, inputs / groups, kernel, kernel], window, device);
+        Conv2d { weight, bias: Some(uniform(&[outputs], window, device)), options }
     }
 
     /// The layer without its bias.
@@ -50,7 +47,8 @@ impl Conv2d {
     /// The layer's result for `x`, of shape `[N, inputs, H, W]` or `[inputs, H, W]`.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        scope("conv2d", || x.conv2d(&self.weight, self.bias.as_ref(), self.options))
+        let _scope = Scope::enter("conv2d");
+        x.conv2d(&self.weight, self.bias.as_ref(), self.options)
     }
 }
 

@@ -1,7 +1,7 @@
 //! A vector for each of a number of ids.
 
 use crate::module;
-use kiln_tensor::{Device, Tensor, scope};
+use kiln_tensor::{Device, Scope, Tensor};
 
 /// A table `[count, width]` whose rows are looked up by id.
 #[derive(Clone)]
@@ -14,14 +14,17 @@ module!(Embedding { weight });
 
 impl Embedding {
     /// A table of standard normal numbers.
+    #[track_caller]
     pub fn new(count: usize, width: usize, device: &Device) -> Embedding {
-        Embedding { weight: device.persistent(|| Tensor::randn([count, width], device)).requires_grad() }
+        let _persistent = device.persistent_scope();
+        Embedding { weight: Tensor::randn([count, width], device).requires_grad() }
     }
 
     /// The rows of `ids`, integers of any shape: the result has one more axis, of the table's width.
     #[track_caller]
     pub fn forward(&self, ids: &Tensor) -> Tensor {
-        scope("embedding", || self.weight.embedding(ids))
+        let _scope = Scope::enter("embedding");
+        self.weight.embedding(ids)
     }
 }
 

@@ -1,7 +1,7 @@
 //! The fully connected layer.
 
 use crate::module;
-use kiln_tensor::{Device, Tensor, scope};
+use kiln_tensor::{Device, Scope, Tensor};
 
 /// `x · weightᵀ + bias`, with a weight of shape `[outputs, inputs]`.
 #[derive(Clone)]
@@ -16,12 +16,10 @@ module!(Linear { weight, bias });
 
 impl Linear {
     /// A layer with weight and bias uniform within ±1/√inputs.
+    #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Linear {
-        let bound = 1.0 / (inputs.max(1) as f64).sqrt();
-        let uniform = |shape: &[usize]| {
-            device.persistent(|| Tensor::rand(shape, device) * (2.0 * bound) - bound).requires_grad()
-        };
-        Linear { weight: uniform(&[outputs, inputs]), bias: Some(uniform(&[outputs])) }
+        let weight = uniform(&[outputs, inputs], inputs, device);
+        Linear { weight, bias: Some(uniform(&[outputs], inputs, device)) }
     }
 
     /// The layer without its bias.
@@ -33,6 +31,15 @@ impl Linear {
     /// The layer's result for `x`, whose last axis has the layer's inputs.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        scope("linear", || x.linear(&self.weight, self.bias.as_ref()))
+        let _scope = Scope::enter("linear");
+        x.linear(&self.weight, self.bias.as_ref())
     }
+}
+
+/// A parameter uniform within ±1/√n.
+#[track_caller]
+pub(crate) fn uniform(shape: &[usize], n: usize, device: &Device) -> Tensor {
+    let bound = 1.0 / (n.max(1) as f64).sqrt();
+    let _persistent = device.persistent_scope();
+    (Tensor::rand(shape, device) * (2.0 * bound) - bound).requires_grad()
 }

@@ -1,7 +1,7 @@
 //! Normalisation by layer.
 
 use crate::module;
-use kiln_tensor::{Device, Tensor, scope};
+use kiln_tensor::{Device, Scope, Tensor};
 
 /// The last axis brought to mean 0 and variance 1, then scaled and shifted.
 #[derive(Clone)]
@@ -18,16 +18,18 @@ module!(LayerNorm { weight, bias });
 
 impl LayerNorm {
     /// A layer that neither scales nor shifts yet, with the usual `eps` of 1e-5.
+    #[track_caller]
     pub fn new(width: usize, device: &Device) -> LayerNorm {
-        let (weight, bias) =
-            device.persistent(|| (Tensor::ones([width], device), Tensor::zeros([width], device)));
+        let _persistent = device.persistent_scope();
+        let (weight, bias) = (Tensor::ones([width], device), Tensor::zeros([width], device));
         LayerNorm { weight: weight.requires_grad(), bias: bias.requires_grad(), eps: 1e-5 }
     }
 
     /// The layer's result for `x`, whose last axis has the layer's width.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
-        scope("layer_norm", || x.layer_norm(1, Some(&self.weight), Some(&self.bias), self.eps))
+        let _scope = Scope::enter("layer_norm");
+        x.layer_norm(1, Some(&self.weight), Some(&self.bias), self.eps)
     }
 }
 

@@ -5,6 +5,7 @@
 //! walk goes on, so that its consumer can start work meanwhile.
 
 use crate::tape::{self, Leaf, Link, Number, Recorder, Rule, Saved, Step};
+use crate::tensor::emit_one;
 use crate::{Device, Tensor};
 use kiln_device::Origin;
 use kiln_ir::{Binary, Meta, Move, Op, Scalar, V};
@@ -72,8 +73,21 @@ impl Tensor {
 
 /// The gradients of `y` with respect to `xs`, tracked themselves so that they can be differentiated again. `xs` may be
 /// any tracked tensors; one that `y` does not depend on gets zeros.
+///
+/// # Panics
+/// If one of them is not tracked, or as [`Tensor::backward`] does.
 #[track_caller]
 pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
+    // Not in a closure, which would panic at its own line instead of the caller's.
+    for (i, x) in xs.iter().enumerate() {
+        if !x.is_tracked() {
+            panic!(
+                "grad: tensor {i} of those to differentiate by, {}, is not tracked: call requires_grad on it before \
+                 it is used",
+                x.meta()
+            );
+        }
+    }
     let mut walk = y.differentiate().track();
     walk.wanted = xs.to_vec();
     let gradients = walk.run();
@@ -110,10 +124,12 @@ impl Gradients {
     }
 
     /// Adds the gradients of another backward.
+    #[track_caller]
     pub fn add(&mut self, other: Gradients) {
+        let origin = Origin::here();
         for (leaf, gradient) in other.leaves {
             let sum = match self.leaves.remove(&leaf) {
-                Some(sum) => add(&sum, &gradient),
+                Some(sum) => add(&sum, &gradient, origin),
                 None => gradient,
             };
             self.leaves.insert(leaf, sum);
@@ -192,7 +208,11 @@ impl<'a> Backward<'a> {
     #[track_caller]
     pub fn run(self) -> Gradients {
         let Some(link) = &self.root.link else {
-            panic!("backward: this tensor is not tracked: nothing it was made of requires a gradient")
+            let name = if self.wanted.is_empty() { "backward" } else { "grad" };
+            panic!(
+                "{name}: this tensor is not tracked: nothing it was made of requires a gradient, or it was made \
+                 under no_grad"
+            )
         };
         let root = self.root.meta();
         let seed = match &self.seed {
@@ -226,6 +246,7 @@ impl<'a> Backward<'a> {
                 })
                 .collect(),
             recorder: Recorder::new(self.root.value.device(), Origin::here(), []),
+            origin: Origin::here(),
             done: Gradients::default(),
         };
         let walked = tape::with_grad(self.track, || {
@@ -257,6 +278,8 @@ struct Walk<'a> {
     counted: FxHashSet<Number>,
     wanted: Vec<(Number, u32)>,
     recorder: Recorder,
+    /// Of the step that is visited: where sums of gradients come from.
+    origin: Origin,
     done: Gradients,
 }
 
@@ -270,7 +293,7 @@ struct Part {
 
 /// What parts of a value come to. Parts that lie side by side and make up the whole, as those of a value that was split,
 /// are put together; others are added into zeros.
-fn whole(mut parts: Vec<Part>, meta: Meta) -> Option<Tensor> {
+fn whole(mut parts: Vec<Part>, meta: Meta, origin: Origin) -> Option<Tensor> {
     parts.sort_by_key(|part| part.start);
     let axis = parts.first()?.axis;
     let mut end = 0;
@@ -283,16 +306,17 @@ fn whole(mut parts: Vec<Part>, meta: Meta) -> Option<Tensor> {
         let gradients: Vec<&Tensor> = parts.iter().map(|part| &part.gradient).collect();
         return Some(match gradients[..] {
             [all] => all.clone(),
-            _ => Tensor::one(Op::Move(Move::Cat { axis }), &gradients),
+            _ => emit_one(Op::Move(Move::Cat { axis }), &gradients, gradients[0].value.device(), origin),
         });
     }
     let padded = parts.iter().map(|Part { axis, start, end, gradient }| {
         let value = Scalar::from_f64(meta.dtype, 0.0);
-        let zeros = Tensor::create(Op::Full { shape: meta.shape, value }, &gradient.device());
+        let device = gradient.value.device();
+        let zeros = emit_one(Op::Full { shape: meta.shape, value }, &[], device, origin);
         let assign = Move::Assign { axis: *axis, start: *start, end: *end, step: 1 };
-        Tensor::one(Op::Move(assign), &[&zeros, gradient])
+        emit_one(Op::Move(assign), &[&zeros, gradient], device, origin)
     });
-    padded.reduce(|sum, part| add(&sum, &part))
+    padded.reduce(|sum, part| add(&sum, &part, origin))
 }
 
 struct Visit(Arc<Step>);
@@ -337,15 +361,16 @@ impl Walk<'_> {
         match link {
             Link::Leaf(leaf) => {
                 let sum = match self.done.leaves.remove(&leaf.id) {
-                    Some(sum) => add(&sum, &gradient),
+                    Some(sum) => add(&sum, &gradient, self.origin),
                     None => gradient,
                 };
                 self.done.leaves.insert(leaf.id, sum);
             }
             Link::Step(step, out) => {
+                let origin = self.origin;
                 let slot = &mut self.slots(step)[*out as usize];
                 *slot = Some(match slot.take() {
-                    Some(sum) => add(&sum, &gradient),
+                    Some(sum) => add(&sum, &gradient, origin),
                     None => gradient,
                 });
             }
@@ -389,12 +414,13 @@ impl Walk<'_> {
     fn run(&mut self) -> Result<(), String> {
         while let Some(Visit(step)) = self.heap.pop() {
             let key = step.number;
+            self.origin = Origin { backward: true, ..step.origin };
             let mut grads = self.grads.remove(&key).unwrap_or_default();
             for (out, grad) in grads.iter_mut().enumerate() {
                 if let Some(parts) = self.parts.remove(&(key, out as u32)) {
-                    let parts = whole(parts, step.metas.result(out));
+                    let parts = whole(parts, step.metas.result(out), self.origin);
                     *grad = match (grad.take(), parts) {
-                        (Some(sum), Some(parts)) => Some(add(&sum, &parts)),
+                        (Some(sum), Some(parts)) => Some(add(&sum, &parts, self.origin)),
                         (sum, parts) => sum.or(parts),
                     };
                 }
@@ -461,9 +487,9 @@ impl Walk<'_> {
         grads: SmallVec<[Option<Tensor>; 1]>,
     ) -> Result<(), String> {
         let saved = self.saved(step)?;
-        let origin = Origin { backward: true, ..step.origin };
-        let mut recorder = std::mem::replace(&mut self.recorder, Recorder::new(step.device, origin, []));
-        recorder.reset(step.device, origin);
+        let fresh = Recorder::new(step.device, self.origin, []);
+        let mut recorder = std::mem::replace(&mut self.recorder, fresh);
+        recorder.reset(step.device, self.origin);
         self.contributions(step, op, grads, saved, &recorder);
         self.recorder = recorder;
         Ok(())
@@ -533,8 +559,8 @@ impl Walk<'_> {
 }
 
 /// A gradient that is the sum of two.
-fn add(a: &Tensor, b: &Tensor) -> Tensor {
-    Tensor::one(Op::Binary(Binary::Add), &[a, b])
+fn add(a: &Tensor, b: &Tensor, origin: Origin) -> Tensor {
+    emit_one(Op::Binary(Binary::Add), &[a, b], a.value.device(), origin)
 }
 
 impl Tensor {

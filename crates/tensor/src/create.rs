@@ -1,7 +1,7 @@
 //! Tensors from nothing and from host memory.
 
 use crate::{DType, Data, Device, Element, Number, Shape, Tensor};
-use kiln_device::Bytes;
+use kiln_device::{Bytes, method};
 use kiln_ir::{Meta, Op, Scalar};
 
 impl Tensor {
@@ -48,18 +48,21 @@ impl Tensor {
     /// Zeros, f32.
     #[track_caller]
     pub fn zeros(shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let _method = method("zeros");
         Tensor::full(shape, 0.0, DType::F32, device)
     }
 
     /// Ones, f32.
     #[track_caller]
     pub fn ones(shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let _method = method("ones");
         Tensor::full(shape, 1.0, DType::F32, device)
     }
 
     /// One value, in this tensor's shape, dtype and device.
     #[track_caller]
     pub fn full_like(&self, value: impl Into<Number>) -> Tensor {
+        let _method = method("full_like");
         let value: Scalar = value.into().scalar(self.dtype());
         Tensor::create(Op::Full { shape: self.shape(), value }, self.value.device())
     }
@@ -67,12 +70,14 @@ impl Tensor {
     /// Zeros, in this tensor's shape, dtype and device.
     #[track_caller]
     pub fn zeros_like(&self) -> Tensor {
+        let _method = method("zeros_like");
         self.full_like(0)
     }
 
     /// Ones, in this tensor's shape, dtype and device.
     #[track_caller]
     pub fn ones_like(&self) -> Tensor {
+        let _method = method("ones_like");
         self.full_like(1)
     }
 
@@ -82,6 +87,7 @@ impl Tensor {
     /// If `step` is 0.
     #[track_caller]
     pub fn arange(start: i64, end: i64, step: i64, device: &Device) -> Tensor {
+        let _method = method("arange");
         assert!(step != 0, "arange: the step is 0");
         let span = end as i128 - start as i128;
         let count = if (span > 0) == (step > 0) {
@@ -100,6 +106,7 @@ impl Tensor {
     /// `count` evenly spaced numbers from `start` to `end`, both included, f32.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, count: usize, device: &Device) -> Tensor {
+        let _method = method("linspace");
         let index = Tensor::iota(count, DType::F64, device);
         let step = if count > 1 { (end - start) / (count - 1) as f64 } else { 0.0 };
         // The second half is counted from the end, so that both ends are exact.
@@ -110,9 +117,10 @@ impl Tensor {
     /// The identity matrix, f32.
     #[track_caller]
     pub fn eye(n: usize, device: &Device) -> Tensor {
-        let at =
-            |axis| Tensor::create(Op::Iota { shape: Shape::from([n, n]), dtype: DType::I64, axis }, device);
-        at(0).eq(at(1)).to_dtype(DType::F32)
+        let _method = method("eye");
+        let [row, column] =
+            [0, 1].map(|axis| Op::Iota { shape: Shape::from([n, n]), dtype: DType::I64, axis });
+        Tensor::create(row, device).eq(Tensor::create(column, device)).to_dtype(DType::F32)
     }
 
     #[track_caller]

@@ -1,6 +1,6 @@
 //! Handles to devices, and the list of those that this process has opened.
 
-use crate::lane;
+use crate::lane::{self, PlaceScope};
 use kiln_device::{DeviceInfo, Error, Memory, Pending, Place, Profile, Record};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
@@ -185,8 +185,13 @@ impl Device {
     /// Runs `f` with the values it defines on this device kept out of the reuse arena: for weights and other
     /// long-lived values.
     pub fn persistent<T>(&self, f: impl FnOnce() -> T) -> T {
-        let _scope = lane::place(self, Place::Persistent);
+        let _scope = self.persistent_scope();
         f()
+    }
+
+    /// Like [`Device::persistent`], until the guard is dropped: `#[track_caller]` goes through no closure.
+    pub fn persistent_scope(&self) -> PlaceScope {
+        lane::place(self, Place::Persistent)
     }
 
     /// Makes host data ready for upload, so that [`crate::Tensor::from_data`] does not block on a copy later.

@@ -14,6 +14,7 @@ use kiln_device::{Batch, Origin, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 
@@ -406,13 +407,17 @@ pub(crate) fn place(device: &Device, place: Place) -> PlaceScope {
     with_lane(device, |lane| {
         lane.seal(Urgency::Background);
         let outer = std::mem::replace(&mut lane.lock().place, place);
-        PlaceScope { lane, outer }
+        PlaceScope { lane, outer, thread: PhantomData }
     })
 }
 
-pub(crate) struct PlaceScope {
+/// Sets where values live back when it is dropped.
+#[must_use = "the scope ends when the guard is dropped"]
+pub struct PlaceScope {
     lane: &'static Lane,
     outer: Place,
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
 }
 
 impl Drop for PlaceScope {

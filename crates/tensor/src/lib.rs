@@ -26,6 +26,7 @@ pub use backward::{Backward, Gradients, LeafGradient, grad};
 pub use checkpoint::{checkpoint, custom_grad};
 pub use device::{Device, DeviceId};
 pub use element::{Element, Number};
+pub use lane::PlaceScope;
 pub use methods::*;
 pub use operators::Operand;
 pub use random::{Generator, seed, with_generator};
@@ -33,5 +34,7 @@ pub use tape::{is_grad_enabled, no_grad};
 pub use tensor::Tensor;
 
 pub use kiln_cpu::pool::{set_threads, threads};
-pub use kiln_device::{Bytes, Data, DeviceInfo, Error, Host, Memory, Origin, Pending, Usage, scope};
+pub use kiln_device::{
+    Bytes, Data, DeviceInfo, Error, Host, Memory, Origin, Pending, Scope, ScopeGuard, Usage, scope,
+};
 pub use kiln_ir::{DType, Meta, OpError, Shape, promote};

@@ -141,7 +141,7 @@ macro_rules! operators {
                 binary(Binary::$variant, self, other)
             }
         }
-        operators!(@numbers $trait $method $variant f64 f32 i64 i32);
+        operators!(@numbers $trait $method $variant f64 i64);
     )*};
     (@numbers $trait:ident $method:ident $variant:ident $($n:ty)*) => {$(
         impl std::ops::$trait<Tensor> for $n {

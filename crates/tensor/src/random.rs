@@ -2,6 +2,7 @@
 //! so that devices hold no state and a replayed node draws the same numbers.
 
 use crate::{DType, Device, Number, Shape, Tensor};
+use kiln_device::method;
 use kiln_ir::{Op, RandomKind, philox};
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,24 +78,28 @@ impl Tensor {
     /// Uniform in [0, 1), f32.
     #[track_caller]
     pub fn rand(shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let _method = method("rand");
         Tensor::rand_as(shape, DType::F32, device)
     }
 
     /// Uniform in [0, 1), of a float dtype.
     #[track_caller]
     pub fn rand_as(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Tensor {
+        let _method = method("rand_as");
         random(RandomKind::Uniform, shape.into(), dtype, device)
     }
 
     /// Standard normal, f32.
     #[track_caller]
     pub fn randn(shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let _method = method("randn");
         Tensor::randn_as(shape, DType::F32, device)
     }
 
     /// Standard normal, of a float dtype.
     #[track_caller]
     pub fn randn_as(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Tensor {
+        let _method = method("randn_as");
         random(RandomKind::Normal, shape.into(), dtype, device)
     }
 
@@ -104,6 +109,7 @@ impl Tensor {
     /// If the range is empty.
     #[track_caller]
     pub fn randint(low: i64, high: i64, shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let _method = method("randint");
         assert!(low < high, "randint: the range {low}..{high} is empty");
         let bits = random(RandomKind::Bits, shape.into(), DType::U64, device);
         // The bias of the remainder is below 2^-32 for ranges below 2^32. The range may be wider than i64: it is taken as
@@ -115,6 +121,7 @@ impl Tensor {
     /// True with probability `p`, bool.
     #[track_caller]
     pub fn bernoulli(p: f64, shape: impl Into<Shape>, device: &Device) -> Tensor {
+        let _method = method("bernoulli");
         Tensor::rand(shape, device).lt(p)
     }
 }

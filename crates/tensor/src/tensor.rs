@@ -14,6 +14,7 @@ use std::sync::Arc;
 /// read. An operation that does not fit its operands panics at the caller's line; what fails while computing is told
 /// where the result is read.
 #[derive(Clone)]
+#[must_use = "operations give a new tensor and change none"]
 pub struct Tensor {
     pub(crate) value: Arc<Value>,
     pub(crate) link: Option<Link>,
@@ -68,8 +69,9 @@ impl Tensor {
     /// If the operation does not fit its operands, or they are on different devices.
     #[track_caller]
     pub fn apply(op: Op, ins: &[&Tensor]) -> SmallVec<[Tensor; 2]> {
-        let device = common(&op, ins);
-        emit(op, ins, device, Origin::here())
+        let origin = Origin::here();
+        let device = common(origin.name(op.name()), ins);
+        emit(op, ins, device, origin)
     }
 
     /// The result of an operation without operands.
@@ -81,8 +83,9 @@ impl Tensor {
     /// The single result of an operation on tensors.
     #[track_caller]
     pub(crate) fn one(op: Op, ins: &[&Tensor]) -> Tensor {
-        let device = common(&op, ins);
-        emit_one(op, ins, device, Origin::here())
+        let origin = Origin::here();
+        let device = common(origin.name(op.name()), ins);
+        emit_one(op, ins, device, origin)
     }
 
     /// The axis that `axis` names: negative axes count from the end, and rank 0 has an axis 0 as in PyTorch.
@@ -104,13 +107,13 @@ pub(crate) fn resolve_axis(op: &str, axis: isize, rank: usize, shape: &Shape) ->
 
 /// The device of all of `ins`.
 #[track_caller]
-fn common<'a>(op: &Op, ins: &[&'a Tensor]) -> &'a Device {
-    let Some(first) = ins.first() else { panic!("{}: no operands; see Tensor::create", op.name()) };
+fn common<'a>(name: &str, ins: &[&'a Tensor]) -> &'a Device {
+    let Some(first) = ins.first() else { panic!("{name}: no operands; see Tensor::create") };
     let device = first.value.device();
     let elsewhere =
         |t: &&&Tensor| !std::ptr::eq(t.value.lane, first.value.lane) && t.value.device() != device;
     if let Some(other) = ins.iter().find(elsewhere) {
-        panic!("{}: operands on different devices, {} and {}", op.name(), device, other.value.device());
+        panic!("{name}: operands on different devices, {} and {}", device, other.value.device());
     }
     device
 }
@@ -127,7 +130,7 @@ pub(crate) fn emit(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> 
     // Not in a closure, which would panic at its own line instead of the caller's.
     let outs = match infer(&op, &metas) {
         Ok(outs) => outs,
-        Err(e) => panic!("{e}"),
+        Err(e) => panic!("{}", e.about(origin.name(op.name()))),
     };
     if !device.runs_all() && !device.driver().supports(&op, &metas) {
         return lowered(&op, ins, device, origin);
@@ -158,7 +161,7 @@ pub(crate) fn emit_one(op: Op, ins: &[&Tensor], device: &Device, origin: Origin)
     // Not in a closure, which would panic at its own line instead of the caller's.
     let out = match inferred {
         Ok(out) => out,
-        Err(e) => panic!("{e}"),
+        Err(e) => panic!("{}", e.about(origin.name(op.name()))),
     };
     if !device.runs_all() {
         return emit(op, ins, device, origin).swap_remove(0);
@@ -195,6 +198,9 @@ fn lowered(op: &Op, ins: &[&Tensor], device: &Device, origin: Origin) -> SmallVe
     let keys: SmallVec<[V<'_>; 3]> = (0..ins.len()).map(|i| V::new(&recorder, i as u32)).collect();
     match kiln_ir::lower(op, &keys) {
         Some(outs) => outs.iter().map(|v| recorder.tensor(v.key())).collect(),
-        None => panic!("{} is not supported by {}, and has no lowering", op.name(), device.info().name),
+        None => {
+            let name = origin.name(op.name());
+            panic!("{name} is not supported by {}, and has no lowering", device.info().name)
+        }
     }
 }

@@ -78,6 +78,10 @@ fn encode_op(error: &OpError, w: &mut Writer) {
             code(1, op);
             w.text(dtype.name());
         }
+        OpError::Index { op, dtype } => {
+            code(12, op);
+            w.text(dtype.name());
+        }
         OpError::DTypeMismatch { op, lhs, rhs } => {
             code(2, op);
             w.text(lhs.name());
@@ -144,6 +148,7 @@ fn decode_op(r: &mut Reader<'_>) -> Result<OpError, ProtocolError> {
         9 => OpError::Quantised { dtype: named(&op)?, shape: shape(r)? },
         10 => OpError::UnknownCustom { name: op },
         11 => OpError::Custom { op, message: r.text()? },
+        12 => OpError::Index { op, dtype: named(&r.text()?)? },
         // A later version may have more kinds.
         code => {
             r.rest();

@@ -2,6 +2,7 @@
 
 use super::Extents;
 use crate::{DType, Shape, Tensor};
+use kiln_device::method;
 use kiln_ir::{Conv, ConvKind, Op, promote};
 
 /// Geometry of a convolution. All of stride, padding, dilation and output padding are one number, or one for each axis.
@@ -90,12 +91,14 @@ macro_rules! convolutions {
                 #[doc = concat!("Convolution over ", $axes, ": `[N, C, ..]` or `[C, ..]` with a weight `[O, C / groups, ..]` and a bias `[O]`.")]
                 #[track_caller]
                 pub fn $conv(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions) -> Tensor {
+                    let _method = method(stringify!($conv));
                     forward(stringify!($conv), $n, self, weight, bias, &options)
                 }
 
                 #[doc = concat!("Transposed convolution over ", $axes, ": `[N, C, ..]` or `[C, ..]` with a weight `[C, O / groups, ..]` and a bias `[O]`.")]
                 #[track_caller]
                 pub fn $transpose(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions) -> Tensor {
+                    let _method = method(stringify!($transpose));
                     transposed(stringify!($transpose), $n, self, weight, bias, &options)
                 }
             )*
@@ -118,6 +121,7 @@ fn forward(
     options: &ConvOptions,
 ) -> Tensor {
     let (x, w, single) = operands(name, n, x, w);
+    channels(name, &x, w.shape()[1].saturating_mul(options.groups), &w);
     let mut conv = geometry(name, n, options);
     match options.padding {
         Padding::Each(extents) => {
@@ -148,6 +152,7 @@ fn transposed(
     options: &ConvOptions,
 ) -> Tensor {
     let (x, w, single) = operands(name, n, x, w);
+    channels(name, &x, w.shape()[0], &w);
     let mut conv = geometry(name, n, options);
     conv.low = match options.padding {
         Padding::Each(extents) => extents.resolve(name, "padding", n, 0),
@@ -189,6 +194,21 @@ fn operands(name: &str, n: usize, x: &Tensor, w: &Tensor) -> (Tensor, Tensor, bo
     (x.to_dtype(dtype), w.to_dtype(dtype), single)
 }
 
+/// The input's channels are those that the weight takes.
+#[track_caller]
+fn channels(name: &str, x: &Tensor, want: usize, w: &Tensor) {
+    let (shape, got) = (x.shape(), x.shape()[1]);
+    if got == want {
+        return;
+    }
+    // As in `[N, H, W, C]`.
+    let last = if shape.last() == Some(&want) { "; channels come before the spatial axes" } else { "" };
+    panic!(
+        "{name}: {got} channels where {want} are expected (input {shape:?}, weight {:?}){last}",
+        w.shape()
+    );
+}
+
 #[track_caller]
 fn geometry(name: &str, n: usize, options: &ConvOptions) -> Conv {
     let Ok(groups) = u32::try_from(options.groups) else {
@@ -227,6 +247,7 @@ impl Tensor {
     /// The windows that a convolution slides over `[N, C, H, W]` or `[C, H, W]`, as columns: `[N, C * kernel, windows]`.
     #[track_caller]
     pub fn unfold(&self, kernel: impl Into<Extents>, options: ConvOptions) -> Tensor {
+        let _method = method("unfold");
         let single = self.rank() == 3;
         assert!(single || self.rank() == 4, "unfold: shape {:?} is not [N, C, H, W]", self.shape());
         let x = if single { self.unsqueeze(0) } else { self.clone() };

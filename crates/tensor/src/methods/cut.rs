@@ -1,6 +1,7 @@
 //! Parts of a tensor: ranges, steps and single indices along its axes.
 
 use crate::Tensor;
+use kiln_device::method;
 use kiln_ir::{AxisSet, Move, Op};
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
@@ -8,6 +9,7 @@ impl Tensor {
     /// The elements from `start` on, `length` of them, along an axis. A negative start counts from the end.
     #[track_caller]
     pub fn narrow(&self, axis: isize, start: isize, length: usize) -> Tensor {
+        let _method = method("narrow");
         let at = self.axis("narrow", axis);
         let extent = self.shape()[at];
         let from = if start < 0 { start + extent as isize } else { start };
@@ -24,6 +26,7 @@ impl Tensor {
     /// the axis, as in Python; an empty range gives an empty axis.
     #[track_caller]
     pub fn slice(&self, axis: isize, start: isize, end: isize, step: usize) -> Tensor {
+        let _method = method("slice");
         let axis = self.axis("slice", axis);
         let (start, end) = bounds(self.shape()[axis], Some(start), Some(end));
         cut(self, axis, start, end, step)
@@ -33,6 +36,7 @@ impl Tensor {
     /// takes this tensor's dtype.
     #[track_caller]
     pub fn slice_assign(&self, axis: isize, start: isize, end: isize, step: usize, value: &Tensor) -> Tensor {
+        let _method = method("slice_assign");
         let axis = self.axis("slice_assign", axis);
         assert!(step > 0, "slice_assign: the step is 0");
         let (start, end) = bounds(self.shape()[axis], Some(start), Some(end));
@@ -53,6 +57,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn get(&self, cuts: impl Cuts) -> Tensor {
+        let _method = method("get");
         let (mut out, mut dropped) = (self.clone(), AxisSet::default());
         let cuts = cuts.list();
         assert!(cuts.len() <= self.rank(), "get: {} cuts of shape {:?}", cuts.len(), self.shape());

@@ -2,6 +2,7 @@
 
 use crate::operators::Operand;
 use crate::{DType, Number, Tensor};
+use kiln_device::method;
 use kiln_ir::{Binary, Op};
 
 impl Tensor {
@@ -9,6 +10,7 @@ impl Tensor {
     /// on the way to quantised dtypes; to bool means "is not 0".
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Tensor {
+        let _method = method("to_dtype");
         let from = self.dtype();
         if from == dtype {
             return self.clone();
@@ -31,6 +33,7 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let _method = method("select");
         let dtype = b.meet(a).1;
         Tensor::one(Op::Select, &[self, &a.to_dtype(dtype), &b.to_dtype(dtype)])
     }
@@ -38,6 +41,7 @@ impl Tensor {
     /// `value` where `mask` holds, else this tensor.
     #[track_caller]
     pub fn masked_fill(&self, mask: &Tensor, value: impl Into<Number>) -> Tensor {
+        let _method = method("masked_fill");
         Tensor::one(Op::Select, &[mask, &self.constant(value), self])
     }
 
@@ -45,6 +49,7 @@ impl Tensor {
     /// wins. At a bound and beyond it the gradient is 0.
     #[track_caller]
     pub fn clamp<N: Into<Number>>(&self, min: Option<N>, max: Option<N>) -> Tensor {
+        let _method = method("clamp");
         let (min, max) = (min.map(N::into), max.map(N::into));
         let mut dtype = self.dtype().unpacked();
         for bound in [min, max].into_iter().flatten() {
@@ -68,6 +73,7 @@ impl Tensor {
     /// products.
     #[track_caller]
     pub fn pow_scalar(&self, exponent: impl Into<Number>) -> Tensor {
+        let _method = method("pow_scalar");
         let exponent = exponent.into();
         let x = self.to_dtype(exponent.meets(self.dtype()));
         match exponent.to_f64() {
@@ -82,12 +88,14 @@ impl Tensor {
     /// x where it is positive, else `slope * x`.
     #[track_caller]
     pub fn leaky_relu(&self, slope: f64) -> Tensor {
+        let _method = method("leaky_relu");
         self.gt(0).select(self, &(self * slope))
     }
 
     /// x where it is positive, else `alpha * (exp(x) - 1)`.
     #[track_caller]
     pub fn elu(&self, alpha: f64) -> Tensor {
+        let _method = method("elu");
         let positive = self.gt(0);
         // A large x would overflow in the branch that is not taken.
         let safe = self.masked_fill(&positive, 0);
@@ -97,6 +105,7 @@ impl Tensor {
     /// `log(1 + exp(beta * x)) / beta`, and x itself where `beta * x` is above `threshold`.
     #[track_caller]
     pub fn softplus_with(&self, beta: f64, threshold: f64) -> Tensor {
+        let _method = method("softplus_with");
         let scaled = self * beta;
         let linear = scaled.gt(threshold);
         let safe = scaled.masked_fill(&linear, 0);
@@ -106,24 +115,28 @@ impl Tensor {
     /// Whether both are not 0.
     #[track_caller]
     pub fn logical_and(&self, other: &Tensor) -> Tensor {
+        let _method = method("logical_and");
         Tensor::one(Op::Binary(Binary::And), &[&self.truth(), &other.truth()])
     }
 
     /// Whether at least one is not 0.
     #[track_caller]
     pub fn logical_or(&self, other: &Tensor) -> Tensor {
+        let _method = method("logical_or");
         Tensor::one(Op::Binary(Binary::Or), &[&self.truth(), &other.truth()])
     }
 
     /// Whether exactly one is not 0.
     #[track_caller]
     pub fn logical_xor(&self, other: &Tensor) -> Tensor {
+        let _method = method("logical_xor");
         Tensor::one(Op::Binary(Binary::Xor), &[&self.truth(), &other.truth()])
     }
 
     /// Whether it is 0.
     #[track_caller]
     pub fn logical_not(&self) -> Tensor {
+        let _method = method("logical_not");
         self.truth().bitwise_not()
     }
 

@@ -1,12 +1,14 @@
 //! Reading and writing at indices that are themselves tensors. An index outside its axis fails where the result is read.
 
 use crate::{DType, Tensor};
+use kiln_device::method;
 use kiln_ir::{GatherKind, Op, ScatterKind};
 
 impl Tensor {
     /// One element for each index: `y[i][j] = x[index[i][j]][j]` along axis 0.
     #[track_caller]
     pub fn gather(&self, axis: isize, index: &Tensor) -> Tensor {
+        let _method = method("gather");
         let axis = self.any_axis("gather", axis) as u8;
         let op = Op::Gather { kind: GatherKind::Each, axis };
         Tensor::one(op, &[&self.lifted(), &index.lifted()]).reshape(index.shape())
@@ -16,18 +18,21 @@ impl Tensor {
     /// indices meet, the last one wins. `source` may reach further than `index`.
     #[track_caller]
     pub fn scatter(&self, axis: isize, index: &Tensor, source: &Tensor) -> Tensor {
+        let _method = method("scatter");
         scatter(ScatterKind::Each, "scatter", self, axis, index, source)
     }
 
     /// A copy with each element of `source` added at its index. `source` may reach further than `index`.
     #[track_caller]
     pub fn scatter_add(&self, axis: isize, index: &Tensor, source: &Tensor) -> Tensor {
+        let _method = method("scatter_add");
         scatter(ScatterKind::EachAdd, "scatter_add", self, axis, index, source)
     }
 
     /// Whole slices along an axis, in the order of a list of indices.
     #[track_caller]
     pub fn index_select(&self, axis: isize, index: &Tensor) -> Tensor {
+        let _method = method("index_select");
         assert!(index.rank() <= 1, "index_select: the indices are a list, not of shape {:?}", index.shape());
         let axis = self.any_axis("index_select", axis);
         let out = self.lifted().taken(axis, &index.lifted());
@@ -40,6 +45,7 @@ impl Tensor {
     /// A copy with slices of `source` added at a list of indices along an axis.
     #[track_caller]
     pub fn index_add(&self, axis: isize, index: &Tensor, source: &Tensor) -> Tensor {
+        let _method = method("index_add");
         assert!(index.rank() <= 1, "index_add: the indices are a list, not of shape {:?}", index.shape());
         let axis = self.any_axis("index_add", axis) as u8;
         let op = Op::Scatter { kind: ScatterKind::TakeAdd, axis };
@@ -49,6 +55,7 @@ impl Tensor {
     /// Rows of this table `[count, width]`, one for each id of a tensor of any shape.
     #[track_caller]
     pub fn embedding(&self, ids: &Tensor) -> Tensor {
+        let _method = method("embedding");
         assert!(self.rank() == 2, "embedding: the table is a matrix, not of shape {:?}", self.shape());
         self.taken(0, ids)
     }
@@ -57,6 +64,7 @@ impl Tensor {
     /// gives zeros only.
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Tensor {
+        let _method = method("one_hot");
         let places = Op::Iota { shape: [classes].into(), dtype: DType::I64, axis: 0 };
         let places = Tensor::create(places, self.value.device());
         self.to_dtype(DType::I64).unsqueeze(-1).eq(&places).to_dtype(DType::I64)

@@ -3,6 +3,7 @@
 use super::Axes;
 use super::cut::cut;
 use crate::{Shape, Tensor};
+use kiln_device::method;
 use kiln_ir::{Move, Op, promote};
 use std::borrow::Borrow;
 
@@ -13,6 +14,7 @@ impl Tensor {
     /// If there are none.
     #[track_caller]
     pub fn cat<T: Borrow<Tensor>>(parts: &[T], axis: isize) -> Tensor {
+        let _method = method("cat");
         let Some(dtype) = parts.iter().map(|t| t.borrow().dtype().unpacked()).reduce(promote) else {
             panic!("cat: no tensors")
         };
@@ -37,6 +39,7 @@ impl Tensor {
     /// If there are none, or their shapes differ.
     #[track_caller]
     pub fn stack<T: Borrow<Tensor>>(parts: &[T], axis: isize) -> Tensor {
+        let _method = method("stack");
         let Some(first) = parts.first().map(|t| t.borrow().shape()) else { panic!("stack: no tensors") };
         if let Some(other) = parts.iter().map(|t| t.borrow().shape()).find(|shape| *shape != first) {
             panic!("stack: shapes {first:?} and {other:?} do not fit together");
@@ -52,6 +55,7 @@ impl Tensor {
     /// Pieces of `size` along an axis; the last may be shorter.
     #[track_caller]
     pub fn split(&self, size: usize, axis: isize) -> Vec<Tensor> {
+        let _method = method("split");
         let at = self.axis("split", axis);
         let extent = self.shape()[at];
         assert!(
@@ -70,6 +74,7 @@ impl Tensor {
     /// Pieces of these sizes along an axis.
     #[track_caller]
     pub fn split_sizes(&self, sizes: &[usize], axis: isize) -> Vec<Tensor> {
+        let _method = method("split_sizes");
         let at = self.axis("split", axis);
         let fits = sizes.iter().sum::<usize>() == self.shape()[at];
         assert!(fits, "split: sizes {sizes:?} do not fill axis {axis} of shape {:?}", self.shape());
@@ -85,6 +90,7 @@ impl Tensor {
     /// At most `count` pieces of one size along an axis; the last may be shorter.
     #[track_caller]
     pub fn chunk(&self, count: usize, axis: isize) -> Vec<Tensor> {
+        let _method = method("chunk");
         assert!(count > 0, "chunk: into 0 pieces");
         let extent = self.shape()[self.axis("chunk", axis)];
         self.split(extent.div_ceil(count).max(1), axis)
@@ -93,6 +99,7 @@ impl Tensor {
     /// The tensor many times over along each axis; more numbers than axes add leading axes.
     #[track_caller]
     pub fn repeat(&self, times: impl Into<Shape>) -> Tensor {
+        let _method = method("repeat");
         let times = times.into();
         let lead = times.len().checked_sub(self.rank());
         let Some(lead) = lead else {
@@ -114,6 +121,7 @@ impl Tensor {
     /// rolled as if it were flat.
     #[track_caller]
     pub fn roll(&self, shifts: &[isize], axes: &[isize]) -> Tensor {
+        let _method = method("roll");
         if axes.is_empty() {
             assert!(shifts.len() == 1, "roll: {} shifts without axes", shifts.len());
             return self.reshape([self.numel()]).roll(shifts, &[0]).reshape(self.shape());

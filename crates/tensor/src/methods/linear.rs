@@ -1,6 +1,7 @@
 //! Products of matrices. A quantised right operand goes into the product packed.
 
 use crate::Tensor;
+use kiln_device::method;
 use kiln_ir::{Op, Shape, promote};
 
 impl Tensor {
@@ -8,12 +9,15 @@ impl Tensor {
     /// the right a column, and that axis is dropped from the result.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Tensor {
+        let _method = method("matmul");
         assert!(
             self.rank() > 0 && other.rank() > 0,
             "matmul: shapes {:?} and {:?}: a number is not a matrix",
             self.shape(),
             other.shape()
         );
+        let inner = other.shape()[other.rank().saturating_sub(2)];
+        fit("matmul", self, other, inner);
         let (a, b) = met(self, other);
         let column = b.rank() == 1;
         let b = if column { b.unsqueeze(-1) } else { b };
@@ -24,12 +28,14 @@ impl Tensor {
     /// a row.
     #[track_caller]
     pub fn dot_t(&self, other: &Tensor) -> Tensor {
+        let _method = method("dot_t");
         assert!(
             self.rank() > 0 && other.rank() > 1,
             "dot_t: shapes {:?} and {:?}: both operands are matrices",
             self.shape(),
             other.shape()
         );
+        fit("dot_t", self, other, other.dim(-1));
         let (a, b) = met(self, other);
         product(&a, &b, true, false)
     }
@@ -38,10 +44,17 @@ impl Tensor {
     /// gives one number for each row.
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let _method = method("linear");
         let (rank, shape) = (weight.rank(), weight.shape());
         assert!(
             self.rank() > 0 && (rank == 1 || rank == 2),
             "linear: shapes {:?} and {shape:?}: the weight is [out, in]",
+            self.shape()
+        );
+        let (given, inputs) = (self.dim(-1), shape[rank - 1]);
+        assert!(
+            given == inputs,
+            "linear: {given} inputs where {inputs} are expected (input {:?}, weight {shape:?})",
             self.shape()
         );
         let y = if rank == 1 { self.matmul(weight) } else { self.dot_t(weight) };
@@ -50,6 +63,13 @@ impl Tensor {
             None => y,
         }
     }
+}
+
+/// Whether the products' lengths fit: told here, with the shapes as they were given.
+#[track_caller]
+fn fit(name: &str, a: &Tensor, b: &Tensor, inner: usize) {
+    let (lhs, rhs) = (a.shape(), b.shape());
+    assert!(a.dim(-1) == inner, "{name}: shapes {lhs:?} and {rhs:?} do not fit together");
 }
 
 /// Both operands in the dtype they meet in; a quantised matrix on the right of floats stays packed.

@@ -1,6 +1,7 @@
 //! Losses. Each is computed element by element and then reduced.
 
 use crate::{DType, Shape, Tensor};
+use kiln_device::method;
 
 /// What becomes of the losses of single elements.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -37,18 +38,21 @@ impl Tensor {
     /// The squared distance from `target`.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Tensor {
+        let _method = method("mse_loss");
         reduced((self - target).square(), reduction)
     }
 
     /// The distance from `target`.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Tensor {
+        let _method = method("l1_loss");
         reduced((self - target).abs(), reduction)
     }
 
     /// Half the squared distance from `target` up to `delta`, and linear with slope `delta` from there on.
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Tensor {
+        let _method = method("huber_loss");
         assert!(delta > 0.0, "huber_loss: delta {delta} is not positive");
         let distance = (self - target).abs();
         // Only what is below delta is squared, so that a far outlier has a finite gradient.
@@ -69,16 +73,24 @@ impl Tensor {
     /// ```
     #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Tensor {
+        let _method = method("cross_entropy");
         self.cross_entropy_with(target, &ClassOptions::default())
     }
 
     /// [`Tensor::cross_entropy`] with options.
     #[track_caller]
     pub fn cross_entropy_with(&self, target: &Tensor, options: &ClassOptions) -> Tensor {
+        let _method = method("cross_entropy_with");
         assert!(self.rank() > 0, "cross_entropy: a number has no classes");
         let axis = class_axis(self);
         let log = self.log_softmax(axis as isize);
         if target.dtype().is_float() {
+            assert!(
+                target.shape() != self.shape().removed(axis) || target.shape() == self.shape(),
+                "cross_entropy: class numbers must be integers, not {}; probabilities have the shape of the logits, {:?}",
+                target.meta(),
+                self.shape()
+            );
             return soft_targets(&log, target, axis, options);
         }
         let share = options.label_smoothing;
@@ -100,12 +112,14 @@ impl Tensor {
     /// The mean negative log-probability of the targets, with classes along axis 1 (0 for rank 1).
     #[track_caller]
     pub fn nll_loss(&self, target: &Tensor) -> Tensor {
+        let _method = method("nll_loss");
         self.nll_loss_with(target, &ClassOptions::default())
     }
 
     /// [`Tensor::nll_loss`] with options.
     #[track_caller]
     pub fn nll_loss_with(&self, target: &Tensor, options: &ClassOptions) -> Tensor {
+        let _method = method("nll_loss_with");
         assert!(self.rank() > 0, "nll_loss: a number has no classes");
         class_loss("nll_loss", self, target, class_axis(self), options)
     }
@@ -113,6 +127,7 @@ impl Tensor {
     /// The cross entropy of a yes-or-no decision given as a logit; `target` is the probability of yes.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(&self, target: &Tensor, reduction: Reduction) -> Tensor {
+        let _method = method("binary_cross_entropy_with_logits");
         reduced((1.0 - target) * self - self.log_sigmoid(), reduction)
     }
 
@@ -120,6 +135,7 @@ impl Tensor {
     /// over all elements; divide the sum by the batch's size for the mathematical one.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, reduction: Reduction) -> Tensor {
+        let _method = method("kl_div");
         let zero = target.eq(0);
         let entropy = target * target.masked_fill(&zero, 1).log();
         reduced(entropy - target * self, reduction)
@@ -163,7 +179,9 @@ fn counted(target: &Tensor, options: &ClassOptions) -> (Tensor, Tensor) {
 
 #[track_caller]
 fn class_loss(name: &str, log: &Tensor, target: &Tensor, axis: usize, options: &ClassOptions) -> Tensor {
-    let fits = target.dtype().is_int() && target.shape() == log.shape().removed(axis);
+    let dtype = target.dtype();
+    assert!(dtype.is_int(), "{name}: class numbers must be integers, not {dtype}");
+    let fits = target.shape() == log.shape().removed(axis);
     assert!(fits, "{name}: targets {} do not fit classes {}", target.meta(), log.meta());
     let (valid, counts) = counted(target, options);
     // An ignored target need not be a class.

@@ -2,12 +2,14 @@
 
 use super::Axes;
 use crate::{DType, Shape, Tensor};
+use kiln_device::method;
 use kiln_ir::{AxisSet, Named, Op, Real, broadcast, promote};
 
 impl Tensor {
     /// `exp(x)` over its sum along an axis.
     #[track_caller]
     pub fn softmax(&self, axis: isize) -> Tensor {
+        let _method = method("softmax");
         let axis = self.any_axis("softmax", axis) as u8;
         Tensor::one(Op::Named(Named::Softmax { axis }), &[&self.lifted()]).reshape(self.shape())
     }
@@ -15,6 +17,7 @@ impl Tensor {
     /// `log(softmax(x))`, without overflow.
     #[track_caller]
     pub fn log_softmax(&self, axis: isize) -> Tensor {
+        let _method = method("log_softmax");
         let axis = self.any_axis("log_softmax", axis) as u8;
         Tensor::one(Op::Named(Named::LogSoftmax { axis }), &[&self.lifted()]).reshape(self.shape())
     }
@@ -29,6 +32,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Tensor {
+        let _method = method("layer_norm");
         let op =
             Op::Named(Named::LayerNorm { axes: last_axes("layer_norm", self, axes), eps: Real::new(eps) });
         let dtype = self.dtype();
@@ -45,6 +49,7 @@ impl Tensor {
     /// added to the mean square.
     #[track_caller]
     pub fn rms_norm(&self, axes: usize, weight: Option<&Tensor>, eps: f64) -> Tensor {
+        let _method = method("rms_norm");
         let op = Op::Named(Named::RmsNorm { axes: last_axes("rms_norm", self, axes), eps: Real::new(eps) });
         match weight {
             Some(weight) => Tensor::one(op, &[self, &weight.to_dtype(self.dtype())]),
@@ -61,6 +66,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Tensor {
+        let _method = method("group_norm");
         let shape = self.shape();
         let fits = self.rank() >= 2 && groups > 0 && shape[1].is_multiple_of(groups);
         assert!(fits, "group_norm: the channels of shape {shape:?} do not fall into {groups} groups");
@@ -74,6 +80,7 @@ impl Tensor {
     /// channel.
     #[track_caller]
     pub fn batch_norm(&self, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor {
+        let _method = method("batch_norm");
         self.batch_norm_with_stats(weight, bias, eps).0
     }
 
@@ -86,6 +93,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> (Tensor, Tensor, Tensor) {
+        let _method = method("batch_norm_with_stats");
         assert!(self.rank() >= 2, "batch_norm: shape {:?} is not [N, C, ..]", self.shape());
         let x = self.widened();
         let axes: Vec<isize> = (0..self.rank() as isize).filter(|&axis| axis != 1).collect();
@@ -110,6 +118,7 @@ impl Tensor {
         causal: bool,
         scale: Option<f64>,
     ) -> Tensor {
+        let _method = method("scaled_dot_product_attention");
         let name = "scaled_dot_product_attention";
         let dtype = promote(promote(self.dtype(), key.dtype()), value.dtype());
         let fits = [self, key, value].iter().all(|t| t.rank() >= 2);

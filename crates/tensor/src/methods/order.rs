@@ -1,6 +1,7 @@
 //! Sorting, and what needs it.
 
 use crate::{DType, Error, Tensor};
+use kiln_device::method;
 use kiln_ir::Op;
 
 impl Tensor {
@@ -8,6 +9,7 @@ impl Tensor {
     /// NaN is above everything.
     #[track_caller]
     pub fn sort(&self, axis: isize, descending: bool) -> (Tensor, Tensor) {
+        let _method = method("sort");
         let at = self.any_axis("sort", axis);
         let take = self.shape().get(at).copied().unwrap_or(1);
         sorted(self, at, descending, take)
@@ -16,6 +18,7 @@ impl Tensor {
     /// The i64 indices that sort an axis; see [`Tensor::sort`].
     #[track_caller]
     pub fn argsort(&self, axis: isize, descending: bool) -> Tensor {
+        let _method = method("argsort");
         self.detach().sort(axis, descending).1
     }
 
@@ -23,6 +26,7 @@ impl Tensor {
     /// rank 0 is given whole.
     #[track_caller]
     pub fn topk(&self, k: usize, axis: isize, largest: bool) -> (Tensor, Tensor) {
+        let _method = method("topk");
         let at = self.any_axis("topk", axis);
         let extent = self.shape().get(at).copied().unwrap_or(1);
         assert!(k <= extent, "topk: {k} elements of axis {axis} of shape {:?}", self.shape());
@@ -32,6 +36,7 @@ impl Tensor {
     /// The places of the elements that are not 0, in order: i64 `[count, rank]`. Waits for the count.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor, Error> {
+        let _method = method("nonzero");
         let places = places(&self.detach().truth())?;
         let shape = self.shape();
         let mut columns = Vec::with_capacity(shape.len());
@@ -51,6 +56,7 @@ impl Tensor {
     /// The elements where `mask` holds, in order, rank 1; the two broadcast. Waits for their count.
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor, Error> {
+        let _method = method("masked_select");
         let shape = kiln_ir::broadcast(&self.shape(), &mask.shape());
         let Some(shape) = shape else {
             panic!("masked_select: shapes {:?} and {:?} do not fit together", self.shape(), mask.shape())

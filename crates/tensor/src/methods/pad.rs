@@ -2,6 +2,7 @@
 
 use super::cut::cut;
 use crate::{DType, Tensor};
+use kiln_device::method;
 use kiln_ir::{Binary, Op};
 
 /// What stands outside the edges of a padded tensor.
@@ -22,6 +23,7 @@ impl Tensor {
     /// negative number cuts elements off.
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Tensor {
+        let _method = method("pad");
         let pairs = pads.len() / 2;
         let fits = pads.len().is_multiple_of(2) && pairs <= self.rank();
         assert!(fits, "pad: {pads:?} does not give pairs for the last axes of shape {:?}", self.shape());
@@ -48,12 +50,14 @@ impl Tensor {
     /// The lower triangle of each matrix: elements above the diagonal are 0. A positive `diagonal` moves it up.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Tensor {
+        let _method = method("tril");
         triangle("tril", self, diagonal, Binary::Le)
     }
 
     /// The upper triangle of each matrix: elements below the diagonal are 0. A positive `diagonal` moves it up.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Tensor {
+        let _method = method("triu");
         triangle("triu", self, diagonal, Binary::Ge)
     }
 }

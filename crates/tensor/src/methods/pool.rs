@@ -2,6 +2,7 @@
 
 use super::Extents;
 use crate::{Device, Shape, Tensor};
+use kiln_device::method;
 use kiln_ir::{Op, Pool, PoolKind};
 
 /// Geometry of pooling. Stride, padding and dilation are one number, or one for each axis.
@@ -67,24 +68,28 @@ macro_rules! pools {
                 #[doc = concat!("The largest element of each window over ", $axes, " of `[N, C, ..]` or `[C, ..]`.")]
                 #[track_caller]
                 pub fn $max(&self, kernel: impl Into<Extents>, options: PoolOptions) -> Tensor {
+                    let _method = method(stringify!($max));
                     max(stringify!($max), $n, self, kernel.into(), &options).0
                 }
 
                 #[doc = concat!("Like [`Tensor::", stringify!($max), "`], and the i64 index of each in the flattened spatial plane.")]
                 #[track_caller]
                 pub fn $indices(&self, kernel: impl Into<Extents>, options: PoolOptions) -> (Tensor, Tensor) {
-                    max(stringify!($max), $n, self, kernel.into(), &options)
+                    let _method = method(stringify!($indices));
+                    max(stringify!($indices), $n, self, kernel.into(), &options)
                 }
 
                 #[doc = concat!("The mean of each window over ", $axes, " of `[N, C, ..]` or `[C, ..]`.")]
                 #[track_caller]
                 pub fn $avg(&self, kernel: impl Into<Extents>, options: PoolOptions) -> Tensor {
+                    let _method = method(stringify!($avg));
                     average(stringify!($avg), $n, self, kernel.into(), &options)
                 }
 
                 #[doc = concat!("The means of windows that cover ", $axes, " of `[N, C, ..]` or `[C, ..]` so that the result has this size.")]
                 #[track_caller]
                 pub fn $adaptive(&self, size: impl Into<Extents>) -> Tensor {
+                    let _method = method(stringify!($adaptive));
                     adaptive(stringify!($adaptive), $n, self, size.into())
                 }
             )*

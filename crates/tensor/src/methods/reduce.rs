@@ -2,6 +2,7 @@
 
 use super::Axes;
 use crate::{DType, Tensor};
+use kiln_device::method;
 use kiln_ir::{AxisSet, Op, ReduceKind, ScanKind};
 
 macro_rules! reductions {
@@ -11,13 +12,15 @@ macro_rules! reductions {
                 #[doc = $doc]
                 #[track_caller]
                 pub fn $name(&self, axes: impl Into<Axes>) -> Tensor {
+                    let _method = method(stringify!($name));
                     reduce(ReduceKind::$kind, stringify!($name), self, &axes.into(), false)
                 }
 
                 #[doc = concat!("Like [`Tensor::", stringify!($name), "`], with the reduced axes kept as 1.")]
                 #[track_caller]
                 pub fn $keep(&self, axes: impl Into<Axes>) -> Tensor {
-                    reduce(ReduceKind::$kind, stringify!($name), self, &axes.into(), true)
+                    let _method = method(stringify!($keep));
+                    reduce(ReduceKind::$kind, stringify!($keep), self, &axes.into(), true)
                 }
             )*
         }
@@ -60,12 +63,14 @@ impl Tensor {
     /// largest.
     #[track_caller]
     pub fn argmax(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        let _method = method("argmax");
         arg(ReduceKind::ArgMax, "argmax", self, axis.into(), false)
     }
 
     /// Like [`Tensor::argmax`], with the reduced axes kept as 1.
     #[track_caller]
     pub fn argmax_keepdim(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        let _method = method("argmax_keepdim");
         arg(ReduceKind::ArgMax, "argmax", self, axis.into(), true)
     }
 
@@ -73,24 +78,28 @@ impl Tensor {
     /// smallest.
     #[track_caller]
     pub fn argmin(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        let _method = method("argmin");
         arg(ReduceKind::ArgMin, "argmin", self, axis.into(), false)
     }
 
     /// Like [`Tensor::argmin`], with the reduced axes kept as 1.
     #[track_caller]
     pub fn argmin_keepdim(&self, axis: impl Into<Option<isize>>) -> Tensor {
+        let _method = method("argmin_keepdim");
         arg(ReduceKind::ArgMin, "argmin", self, axis.into(), true)
     }
 
     /// The sum of each element and all before it along an axis. Integers and bool are summed as i64.
     #[track_caller]
     pub fn cumsum(&self, axis: isize) -> Tensor {
+        let _method = method("cumsum");
         scan(ScanKind::Sum, "cumsum", self, axis)
     }
 
     /// The product of each element and all before it along an axis. Integers and bool are multiplied as i64.
     #[track_caller]
     pub fn cumprod(&self, axis: isize) -> Tensor {
+        let _method = method("cumprod");
         scan(ScanKind::Prod, "cumprod", self, axis)
     }
 }

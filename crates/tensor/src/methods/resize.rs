@@ -2,6 +2,7 @@
 
 use super::Extents;
 use crate::{Shape, Tensor};
+use kiln_device::method;
 
 /// How values between grid points are made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,6 +30,7 @@ impl Tensor {
     /// The spatial axes of `[N, C, ..]`, one to three, changed to `size`.
     #[track_caller]
     pub fn interpolate(&self, size: impl Into<Extents>, mode: Interpolate) -> Tensor {
+        let _method = method("interpolate");
         let n = spatial(self);
         let size = size.into().resolve("interpolate", "size", n, 1);
         let mut out = self.widened();
@@ -42,6 +44,7 @@ impl Tensor {
     /// the factor gives, not the rounded size.
     #[track_caller]
     pub fn interpolate_by(&self, factors: &[f64], mode: Interpolate) -> Tensor {
+        let _method = method("interpolate_by");
         let n = spatial(self);
         let fits =
             (factors.len() == 1 || factors.len() == n) && factors.iter().all(|f| f.is_finite() && *f > 0.0);

@@ -2,6 +2,7 @@
 
 use super::{Axes, Dimensions};
 use crate::{Shape, Tensor};
+use kiln_device::method;
 use kiln_ir::{AxisSet, Dims, MAX_RANK, Move, Op};
 
 impl Tensor {
@@ -39,6 +40,7 @@ impl Tensor {
     /// Two axes exchanged.
     #[track_caller]
     pub fn transpose(&self, a: isize, b: isize) -> Tensor {
+        let _method = method("transpose");
         let (a, b) = (self.any_axis("transpose", a), self.any_axis("transpose", b));
         if a == b {
             return self.clone();
@@ -51,12 +53,14 @@ impl Tensor {
     /// The last two axes exchanged; a tensor of a lower rank than 2 as it is.
     #[track_caller]
     pub fn t(&self) -> Tensor {
+        let _method = method("t");
         if self.rank() < 2 { self.clone() } else { self.transpose(-1, -2) }
     }
 
     /// Axes of extent 1 stretched and new leading axes added. An extent of -1 stays as it is.
     #[track_caller]
     pub fn expand(&self, shape: impl Into<Dimensions>) -> Tensor {
+        let _method = method("expand");
         let dimensions = shape.into();
         let old = self.shape();
         let lead = dimensions.items().len().checked_sub(old.len());
@@ -70,6 +74,7 @@ impl Tensor {
     /// Axes of extent 1 stretched and new leading axes added, to `shape`.
     #[track_caller]
     pub fn broadcast_to(&self, shape: impl Into<Shape>) -> Tensor {
+        let _method = method("broadcast_to");
         let shape = shape.into();
         if shape == self.shape() {
             return self.clone();
@@ -80,6 +85,7 @@ impl Tensor {
     /// Without an axis, if its extent is 1; otherwise as it is.
     #[track_caller]
     pub fn squeeze(&self, axis: isize) -> Tensor {
+        let _method = method("squeeze");
         let axis = self.any_axis("squeeze", axis);
         match self.shape().get(axis) {
             Some(1) => self.reshape(self.shape().removed(axis)),
@@ -90,12 +96,14 @@ impl Tensor {
     /// Without any axis of extent 1.
     #[track_caller]
     pub fn squeeze_all(&self) -> Tensor {
+        let _method = method("squeeze_all");
         self.reshape(Shape::collect(self.shape().iter().copied().filter(|&d| d != 1)))
     }
 
     /// With a new axis of extent 1 at a place, which counts from behind the last axis if negative.
     #[track_caller]
     pub fn unsqueeze(&self, axis: isize) -> Tensor {
+        let _method = method("unsqueeze");
         let rank = self.rank();
         let at = crate::tensor::resolve_axis("unsqueeze", axis, rank + 1, &self.shape());
         match self.shape().inserted(at, 1) {
@@ -107,6 +115,7 @@ impl Tensor {
     /// The axes from `start` to `end`, both included, as one. Rank 0 becomes rank 1.
     #[track_caller]
     pub fn flatten(&self, start: isize, end: isize) -> Tensor {
+        let _method = method("flatten");
         let (start, end) = (self.any_axis("flatten", start), self.any_axis("flatten", end));
         assert!(start <= end, "flatten: axis {start} is behind axis {end} of shape {:?}", self.shape());
         if self.rank() == 0 {

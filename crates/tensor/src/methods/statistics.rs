@@ -2,6 +2,7 @@
 
 use super::Axes;
 use crate::{DType, Tensor};
+use kiln_device::method;
 use kiln_ir::AxisSet;
 
 impl Tensor {
@@ -9,6 +10,7 @@ impl Tensor {
     /// (0 for the population, 1 for a sample).
     #[track_caller]
     pub fn var(&self, axes: impl Into<Axes>, correction: impl Into<f64>, keep: bool) -> Tensor {
+        let _method = method("var");
         let set = axes.into().set("var", self);
         variance(self, set, correction.into(), keep).to_dtype(self.dtype().unpacked())
     }
@@ -16,6 +18,7 @@ impl Tensor {
     /// The square root of [`Tensor::var`]; its gradient is 0 where the variance is.
     #[track_caller]
     pub fn std(&self, axes: impl Into<Axes>, correction: impl Into<f64>, keep: bool) -> Tensor {
+        let _method = method("std");
         let set = axes.into().set("std", self);
         variance(self, set, correction.into(), keep).sqrt_flat_at_zero().to_dtype(self.dtype().unpacked())
     }
@@ -24,6 +27,7 @@ impl Tensor {
     /// smallest magnitude for the infinities. Where the norm is 0, so is its gradient.
     #[track_caller]
     pub fn norm(&self, axes: impl Into<Axes>, p: f64, keep: bool) -> Tensor {
+        let _method = method("norm");
         let set = axes.into().set("norm", self);
         let x = self.widened();
         let out = if p == 0.0 {
@@ -56,12 +60,14 @@ impl Tensor {
     /// `log(sum(exp(x)))` over axes, without overflow.
     #[track_caller]
     pub fn logsumexp(&self, axes: impl Into<Axes>) -> Tensor {
+        let _method = method("logsumexp");
         logsumexp(self, axes.into().set("logsumexp", self), false)
     }
 
     /// Like [`Tensor::logsumexp`], with the reduced axes kept as 1.
     #[track_caller]
     pub fn logsumexp_keepdim(&self, axes: impl Into<Axes>) -> Tensor {
+        let _method = method("logsumexp_keepdim");
         logsumexp(self, axes.into().set("logsumexp", self), true)
     }
 }
