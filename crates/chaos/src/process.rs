@@ -18,7 +18,8 @@ impl Process {
     /// Starts `kiln serve` on a port (0 for any) without a wait for clients' tokens: the token is `chaos`.
     pub fn serve(kiln: &Path, port: u16, args: &[&str]) -> Process {
         let mut command = Command::new(kiln);
-        command.args(["serve", "--json", "--listen", &format!("127.0.0.1:{port}")]).args(args);
+        command.args(["serve", "--json", "--allow-peer", "127.0.0.1"]);
+        command.args(["--listen", &format!("127.0.0.1:{port}")]).args(args);
         Process::start(command)
     }
 

@@ -3,6 +3,7 @@
 use kiln_cpu::{Cpu, Reference};
 use kiln_device::{Device, Error};
 use kiln_remote::client::Patience;
+use kiln_remote::server::moves::Moves;
 use kiln_remote::server::registry::{Config, Registry};
 use kiln_remote::server::session::Quota;
 use kiln_remote::server::{Event, Listen, Server};
@@ -91,7 +92,8 @@ impl Serving {
                 let mut random = state.lock().unwrap_or_else(|e| e.into_inner());
                 bytes.iter_mut().for_each(|b| *b = random.bits() as u8);
             }),
-        });
+        })
+        .with_moves(Moves::new("", vec!["127.0.0.1".into()]));
         let log = Arc::new(Mutex::new(Vec::new()));
         let lines = log.clone();
         let server = Server::new(registry, move |event: Event<'_>| {

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 use std::error::Error;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -76,7 +77,8 @@ struct Folder(PathBuf);
 impl Folder {
     fn new() -> std::io::Result<Folder> {
         let path = std::env::temp_dir().join(format!("kiln-demo-{}", std::process::id()));
-        std::fs::create_dir_all(&path)?;
+        // A folder that somebody else has prepared is not taken.
+        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
         Ok(Folder(path))
     }
 }
@@ -98,6 +100,10 @@ impl Server {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["serve", "--json", "--listen"])
             .arg(format!("unix:{}", socket.display()))
+            // Tensors go from one to the other without a detour.
+            .args(["a.sock", "b.sock"].iter().flat_map(|peer| {
+                ["--allow-peer".into(), format!("unix:{}", socket.with_file_name(peer).display())]
+            }))
             .env("KILN_TOKEN", "demo")
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -1,7 +1,8 @@
 //! `kiln serve`: this machine as a device for others.
 
+use kiln::device::Budget;
 use kiln::remote::server::moves::Moves;
-use kiln::remote::server::registry::{Config, Registry};
+use kiln::remote::server::registry::{Config, Registry, Rules};
 use kiln::remote::server::session::Quota;
 use kiln::remote::server::{Event, Listen, Server};
 use kiln::remote::{address, transport};
@@ -12,6 +13,7 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::time::Duration;
 
 #[derive(clap::Args)]
@@ -31,19 +33,35 @@ pub struct Args {
     /// Private key for TLS, in PEM.
     #[arg(long, requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// The most bytes a session may hold, such as 8G.
+    /// The most bytes a session may hold, such as 8G; else half of what the server may.
     #[arg(long, value_parser = bytes)]
     quota: Option<usize>,
+    /// The most bytes that all sessions may hold together; else most of what the machine, its cgroup and its limits
+    /// allow.
+    #[arg(long, value_parser = bytes)]
+    memory: Option<usize>,
+    /// Seconds that one task may compute; a session that takes longer is ended.
+    #[arg(long, default_value_t = 3600.0)]
+    task_limit: f64,
+    /// Seconds that sessions have to finish when the server is asked to stop (SIGTERM). Asked twice, it stops at once.
+    #[arg(long, default_value_t = 10.0)]
+    grace: f64,
     /// The most sessions at once.
     #[arg(long, default_value_t = 256)]
     max_sessions: usize,
     /// Seconds that a session outlives a lost connection.
     #[arg(long, default_value_t = 60.0)]
     lease: f64,
-    /// Hosts of other servers that this one may fetch tensors from, besides those on this machine: HOST, HOST:PORT
-    /// or *; may be repeated.
-    #[arg(long, value_name = "HOST")]
+    /// Take sessions without TLS from other machines too, though there is a certificate.
+    #[arg(long)]
+    allow_plain: bool,
+    /// Other servers that this one may fetch tensors from: HOST, HOST:PORT, unix:/PATH, or * for all hosts; may be
+    /// repeated.
+    #[arg(long, value_name = "PEER")]
     allow_peer: Vec<String>,
+    /// Certificates that vouch for other servers, in PEM; else those that the system trusts.
+    #[arg(long, value_name = "FILE")]
+    peer_ca: Option<PathBuf>,
     /// How other servers reach this one, such as kiln://host:7717; else the way that the client has taken.
     #[arg(long, value_name = "URL")]
     advertise: Option<String>,
@@ -55,12 +73,22 @@ pub struct Args {
     json: bool,
 }
 
+/// Threads for what would hold up the one that everybody waits for: devices that open, names that are looked up.
+const BLOCKING: usize = 32;
+
 pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(serve(args))
+    raise_files();
+    let log = Log::start(args.json);
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(BLOCKING).build()?;
+    let outcome = runtime.block_on(serve(args, &log));
+    // What does not come to its end is left behind.
+    runtime.shutdown_background();
+    log.end();
+    outcome
 }
 
-async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
+async fn serve(args: Args, output: &Log) -> Result<ExitCode, Box<dyn Error>> {
     let (mut tcp, mut unix): (Vec<SocketAddr>, Vec<PathBuf>) = (Vec::new(), Vec::new());
     for listen in &args.listen {
         match listen.strip_prefix("unix:") {
@@ -88,8 +116,16 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(url) = &args.advertise {
         address::Address::parse(url).map_err(|e| format!("--advertise: {e}"))?;
     }
-    let allow = args.allow_peer.iter().map(|host| host.to_ascii_lowercase()).collect();
-    let moves = Moves::new(args.advertise.clone().unwrap_or_default(), allow);
+    let allow = args.allow_peer.iter().map(|peer| match peer.starts_with("unix:") {
+        true => peer.clone(),
+        false => peer.to_ascii_lowercase(),
+    });
+    let mut moves = Moves::new(args.advertise.clone().unwrap_or_default(), allow.collect());
+    // Read once and now: later there is no time for files.
+    if args.peer_ca.is_some() || !args.allow_peer.is_empty() {
+        let ca = args.peer_ca.as_deref();
+        moves = moves.with_tls(transport::client_tls(ca).map_err(|e| format!("--peer-ca: {e}"))?);
+    }
     for device in &args.device {
         open(device)
             .ok_or_else(|| format!("there is no device `{device}`: known are cpu, cpu:N and reference"))?;
@@ -99,9 +135,19 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         _ => None,
     };
     let scheme = if tls.is_some() { "kilns" } else { "kiln" };
+    let budget = Budget::process();
+    if let Some(bytes) = args.memory {
+        budget.set_limit(bytes);
+    }
+    let quota = args.quota.unwrap_or(budget.limit() / 2);
+    let grace = Duration::try_from_secs_f64(args.grace)?;
+    let rules = Rules {
+        allow_plain: args.allow_plain,
+        task_limit: Duration::try_from_secs_f64(args.task_limit).map_err(|e| format!("--task-limit: {e}"))?,
+    };
     let registry = Registry::new(Config {
         token: Some(token),
-        quota: Quota { bytes: args.quota.unwrap_or(usize::MAX), ..Quota::default() },
+        quota: Quota { bytes: quota, ..Quota::default() },
         most_sessions: args.max_sessions,
         lease: Duration::try_from_secs_f64(args.lease)?,
         heartbeat: Duration::from_secs(5),
@@ -110,40 +156,127 @@ async fn serve(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         // Without randomness there are no secrets, and so no server.
         random: Box::new(|bytes| getrandom::fill(bytes).expect("the system gives random bytes")),
     })
-    .with_moves(moves);
+    .with_moves(moves)
+    .with_rules(rules);
     let json = args.json;
-    let server = Server::new(registry, move |event| log(event, json));
+    let lines = output.lines.clone();
+    let server = Server::new(registry, move |event| drop(lines.try_send(Line::Told(log(event, json)))));
     let bound = Listen { tcp, unix: unix.clone(), tls }.bind().await?;
     let option = token_file.map(|path| format!("?token-file={}", path.display())).unwrap_or_default();
     let urls: Vec<String> = (bound.addresses().iter().map(|a| format!("{scheme}://{a}{option}")))
         .chain(unix.iter().map(|path| format!("unix:{}", path.display())))
         .collect();
     for url in &urls {
-        match json {
-            true => println!("{}", json!({ "event": "listening", "url": url })),
-            false => println!("serving {} at {url}", args.device.join(", ")),
-        }
+        output.say(match json {
+            true => json!({ "event": "listening", "url": url }).to_string(),
+            false => format!("serving {} at {url}", args.device.join(", ")),
+        });
     }
-    std::io::stdout().flush()?;
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let workers = args.workers.unwrap_or(cores.max(2));
-    server.run(bound, workers, stopped(), Duration::from_secs(10)).await;
+    let stop = stopped(grace)?;
+    server.run(bound, workers, async move { drop(stop.await) }, grace).await;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Ready when the process is asked to stop.
-async fn stopped() {
+/// Lines of the log that may wait for a slow reader; further ones are dropped.
+const MOST_LINES: usize = 4096;
+/// How long the last lines may take.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// The log, written by a thread of its own: a full disk, a pipe that nobody reads or that is closed costs its lines and
+/// nothing else.
+struct Log {
+    lines: SyncSender<Line>,
+}
+
+enum Line {
+    /// For standard output if it is JSON, else for standard error.
+    Told(String),
+    /// For standard output.
+    Said(String),
+    /// Everything before is written.
+    Mark(SyncSender<()>),
+}
+
+impl Log {
+    fn start(json: bool) -> Log {
+        let (lines, taken) = sync_channel::<Line>(MOST_LINES);
+        let write = move || {
+            for line in taken {
+                let _ = match line {
+                    Line::Told(text) if !json => writeln!(std::io::stderr(), "{text}"),
+                    Line::Told(text) | Line::Said(text) => writeln!(std::io::stdout(), "{text}"),
+                    Line::Mark(here) => {
+                        let _ = here.try_send(());
+                        Ok(())
+                    }
+                };
+                let _ = std::io::stdout().flush();
+            }
+        };
+        let _ = std::thread::Builder::new().name("kiln-log".into()).spawn(write);
+        Log { lines }
+    }
+
+    fn say(&self, text: String) {
+        let _ = self.lines.try_send(Line::Said(text));
+    }
+
+    /// Waits a moment for what was said.
+    fn end(&self) {
+        let (here, marked) = sync_channel(1);
+        if self.lines.try_send(Line::Mark(here)).is_ok() {
+            let _ = marked.recv_timeout(LAST_LINES);
+        }
+    }
+}
+
+/// As many open files as the system lets this process have: each connection is one.
+fn raise_files() {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls only read and write the struct that they are given.
+    unsafe {
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && limit.rlim_cur < limit.rlim_max {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+/// Ready when the process is asked to stop. The second time, or when the grace is over whatever runs, it ends at once.
+fn stopped(grace: Duration) -> Result<tokio::sync::oneshot::Receiver<()>, Box<dyn Error>> {
     use tokio::signal::unix::{SignalKind, signal};
-    match (signal(SignalKind::terminate()), signal(SignalKind::interrupt())) {
-        (Ok(mut terminate), Ok(mut interrupt)) => {
+    let (asked, stop) = tokio::sync::oneshot::channel();
+    // On a thread of its own: it must come through even if nothing else does.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let (mut terminate, mut interrupt) = {
+        let _inside = runtime.enter();
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?)
+    };
+    let wait = async move {
+        let mut asked = Some(asked);
+        loop {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
+            match asked.take() {
+                Some(asked) => drop(asked.send(())),
+                None => std::process::exit(ENDED_EARLY),
+            }
+            tokio::spawn(async move {
+                tokio::time::sleep(grace).await;
+                std::process::exit(ENDED_EARLY);
+            });
         }
-        _ => std::future::pending().await,
-    }
+    };
+    std::thread::Builder::new().name("kiln-signals".into()).spawn(move || runtime.block_on(wait))?;
+    Ok(stop)
 }
+
+/// What a server ends with that could not finish: as after SIGTERM.
+const ENDED_EARLY: i32 = 128 + libc::SIGTERM;
 
 fn open(device: &str) -> Option<Arc<dyn kiln::device::Device>> {
     match device {
@@ -191,12 +324,18 @@ fn default_token_file() -> Result<PathBuf, Box<dyn Error>> {
 
 /// The token in this file, which is made if it is missing; only its owner can read it.
 fn made_token(path: &Path) -> Result<Vec<u8>, Box<dyn Error>> {
-    use std::os::unix::fs::OpenOptionsExt;
-    if path.exists() {
+    use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+    if let Ok(file) = std::fs::metadata(path) {
+        if file.permissions().mode() & 0o077 != 0 {
+            let path = path.display();
+            return Err(
+                format!("{path}: others can read or change the token; chmod 600 it, or remove it").into()
+            );
+        }
         return token(Some(path))?.ok_or_else(|| "the token file is empty".into());
     }
     if let Some(folder) = path.parent() {
-        std::fs::create_dir_all(folder)?;
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
     }
     let mut random = [0; 24];
     getrandom::fill(&mut random).map_err(|e| e.to_string())?;
@@ -234,24 +373,35 @@ fn bytes(text: &str) -> Result<usize, String> {
     number.parse::<usize>().ok().and_then(|n| n.checked_mul(unit)).ok_or_else(bad)
 }
 
-fn log(event: Event<'_>, json: bool) {
+/// An event as a line of the log.
+fn log(event: Event<'_>, json: bool) -> String {
     let (name, session, detail, peer) = match event {
         Event::Opened { session, program, peer } => ("opened", Some(session), program, peer),
         Event::Resumed { session, peer } => ("resumed", Some(session), "", peer),
         Event::Lost { session, reason } => ("lost", Some(session), reason, ""),
         Event::Ended { session, reason } => ("ended", Some(session), reason, ""),
+        Event::Detour { session, reason } => ("detour", Some(session), reason, ""),
         Event::Refused { peer, reason } => ("refused", None, reason, peer),
         Event::Starved { reason } => ("starved", None, reason, ""),
+        Event::Restarted { part } => ("restarted", None, part, ""),
+        Event::LeftOut { lines } => {
+            return match json {
+                true => json!({ "event": "left out", "lines": lines }).to_string(),
+                false => format!("left out: {lines} lines"),
+            };
+        }
         Event::Draining { sessions } => {
             return match json {
-                true => println!("{}", json!({ "event": "draining", "sessions": sessions })),
-                false => eprintln!("draining: {sessions} sessions"),
+                true => json!({ "event": "draining", "sessions": sessions }).to_string(),
+                false => format!("draining: {sessions} sessions"),
             };
         }
     };
     let session = session.map(|s| format!("{s:016x}"));
     match json {
-        true => println!("{}", json!({ "event": name, "session": session, "detail": detail, "peer": peer })),
-        false => eprintln!("{name} {} {peer} {detail}", session.unwrap_or_default()),
+        true => json!({ "event": name, "session": session, "detail": detail, "peer": peer }).to_string(),
+        // What others wrote moves no cursor and begins no line.
+        false => format!("{name} {} {peer} {detail}", session.unwrap_or_default())
+            .replace(|c: char| c.is_control(), "?"),
     }
 }

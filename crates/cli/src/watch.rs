@@ -58,6 +58,11 @@ pub fn top(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// A text that moves no cursor.
+fn plain(text: &str) -> String {
+    text.replace(|c: char| c.is_control(), "?")
+}
+
 /// Sessions as lines; rates since `before`, or since the session began.
 fn table(status: &Value, before: Option<&Value>) -> String {
     let sessions = |status: &Value| status["sessions"].as_array().cloned().unwrap_or_default();
@@ -68,7 +73,7 @@ fn table(status: &Value, before: Option<&Value>) -> String {
     let span = before.map(|b| number(status, "seconds") - number(b, "seconds"));
     let mut text = format!(
         "kiln {} · up {:.0} s · {} sessions, {} since the start{}\n{:<18}{:<24}{:>9}{:>12}{:>12}{:>8}{:>8}{:>12}\n",
-        status["version"].as_str().unwrap_or("?"),
+        plain(status["version"].as_str().unwrap_or("?")),
         number(status, "seconds"),
         sessions(status).len(),
         status["opened"],
@@ -94,8 +99,8 @@ fn table(status: &Value, before: Option<&Value>) -> String {
         let held = |key: &str| session[key].as_u64().map_or("…".into(), |n| n.to_string());
         text.push_str(&format!(
             "{:<18}{:<24}{:>9}{:>12}{:>12.0}{:>7.0}%{:>8}{:>10.1}/s{}\n",
-            session["session"].as_str().unwrap_or("?"),
-            session["program"].as_str().unwrap_or("?"),
+            plain(session["session"].as_str().unwrap_or("?")),
+            plain(session["program"].as_str().unwrap_or("?")),
             held("values"),
             held("bytes"),
             rate("operations"),

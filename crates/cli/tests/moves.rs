@@ -15,7 +15,8 @@ impl Server {
         let token = std::env::temp_dir().join(format!("kiln-moves-{}.token", std::process::id()));
         std::fs::write(&token, "moves").unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_kiln"));
-        command.args(["serve", "--json", "--listen", listen, "--token-file"]).arg(token);
+        command.args(["serve", "--json", "--allow-peer", "127.0.0.1"]);
+        command.args(["--listen", listen, "--token-file"]).arg(token);
         let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         let mut first = String::new();

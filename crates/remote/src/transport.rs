@@ -9,7 +9,8 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -17,6 +18,7 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore, ServerConfig};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::Message;
+use tokio_tungstenite::tungstenite::protocol::WebSocketConfig;
 
 /// A stream of bytes in both directions.
 pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -26,7 +28,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
 pub type Stream = Box<dyn Duplex>;
 
 /// Bytes between a WebSocket and what reads it.
-const PIPE: usize = 1 << 20;
+const PIPE: usize = 256 << 10;
 
 /// Bytes gathered for one write.
 const GATHER: usize = 512 << 10;
@@ -96,6 +98,15 @@ impl Gather {
 
 /// Connects to a server.
 pub async fn connect(address: &Address) -> io::Result<Stream> {
+    let tls = match address.scheme.is_tls() {
+        true => Some(client_tls(address.options.ca.as_deref())?),
+        false => None,
+    };
+    connect_with(address, tls).await
+}
+
+/// Connects to a server for which these certificates vouch, if it has TLS.
+pub async fn connect_with(address: &Address, tls: Option<Arc<ClientConfig>>) -> io::Result<Stream> {
     let stream: Stream = match address.scheme {
         #[cfg(unix)]
         Scheme::Unix => {
@@ -113,7 +124,7 @@ pub async fn connect(address: &Address) -> io::Result<Stream> {
         }
     };
     let stream = if address.scheme.is_tls() {
-        let config = client_tls(address.options.ca.as_deref())?;
+        let config = tls.ok_or_else(|| io::Error::other("nobody vouches for peers with TLS"))?;
         let name = ServerName::try_from(address.host.clone()).map_err(io::Error::other)?;
         Box::new(TlsConnector::from(config).connect(name, stream).await?)
     } else {
@@ -122,7 +133,9 @@ pub async fn connect(address: &Address) -> io::Result<Stream> {
     match address.scheme {
         Scheme::Ws | Scheme::Wss => {
             let url = format!("ws://{}/", address.authority());
-            let (socket, _) = tokio_tungstenite::client_async(url, stream).await.map_err(io::Error::other)?;
+            let (socket, _) = tokio_tungstenite::client_async_with_config(url, stream, Some(limits()))
+                .await
+                .map_err(io::Error::other)?;
             Ok(unwrapped(socket))
         }
         Scheme::Kiln | Scheme::Kilns | Scheme::Unix => Ok(stream),
@@ -139,15 +152,29 @@ pub fn widen(stream: &tokio::net::UnixStream) {
     let _ = socket2::SockRef::from(stream).set_send_buffer_size(UNIX_BUFFER);
 }
 
+/// The longest message of a WebSocket: a frame of ours, and room for those who cut differently.
+const MOST_MESSAGE: usize = 1100 << 10;
+
+fn limits() -> WebSocketConfig {
+    WebSocketConfig::default()
+        .read_buffer_size(16 << 10)
+        .max_message_size(Some(MOST_MESSAGE))
+        .max_frame_size(Some(MOST_MESSAGE))
+}
+
 /// Answers a WebSocket handshake on a stream whose first bytes are a request.
 pub async fn accept_websocket(stream: Stream) -> io::Result<Stream> {
-    let socket = tokio_tungstenite::accept_async(stream).await.map_err(io::Error::other)?;
-    Ok(unwrapped(socket))
+    let socket = tokio_tungstenite::accept_async_with_config(stream, Some(limits())).await;
+    Ok(unwrapped(socket.map_err(io::Error::other)?))
 }
+
+/// How long a WebSocket has for its last bytes.
+const CLOSING: Duration = Duration::from_secs(1);
 
 /// The bytes inside a WebSocket's messages.
 fn unwrapped(socket: WebSocketStream<Stream>) -> Stream {
     let (near, far) = tokio::io::duplex(PIPE);
+    let (here, gone) = tokio::sync::oneshot::channel::<()>();
     tokio::spawn(async move {
         let (mut sink, mut source) = socket.split();
         let (mut reader, mut writer) = tokio::io::split(far);
@@ -177,12 +204,48 @@ fn unwrapped(socket: WebSocketStream<Stream>) -> Stream {
             }
             let _ = sink.close().await;
         };
+        // A peer that does not read holds nothing once nobody is here any more.
+        let over = async {
+            let _ = gone.await;
+            tokio::time::sleep(CLOSING).await;
+        };
         tokio::select! {
             () = inward => {}
             () = outward => {}
+            () = over => {}
         }
     });
-    Box::new(near)
+    Box::new(Held { inner: near, _here: here })
+}
+
+/// A stream that tells when it is gone.
+struct Held {
+    inner: DuplexStream,
+    _here: tokio::sync::oneshot::Sender<()>,
+}
+
+impl AsyncRead for Held {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Held {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.inner).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.inner).poll_shutdown(cx)
+    }
 }
 
 /// A stream whose first bytes have been looked at.
@@ -246,7 +309,8 @@ fn provider() -> Arc<tokio_rustls::rustls::crypto::CryptoProvider> {
     Arc::new(tokio_rustls::rustls::crypto::ring::default_provider())
 }
 
-fn client_tls(ca: Option<&Path>) -> io::Result<Arc<ClientConfig>> {
+/// Who vouches for servers: the certificates in this file, else those that the system trusts.
+pub fn client_tls(ca: Option<&Path>) -> io::Result<Arc<ClientConfig>> {
     let mut roots = RootCertStore::empty();
     match ca {
         Some(path) => {

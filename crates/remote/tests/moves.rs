@@ -83,6 +83,11 @@ impl Drop for Running {
     }
 }
 
+/// A server that may fetch from others on this machine.
+fn near(advertise: impl Into<String>) -> Moves {
+    Moves::new(advertise, vec!["127.0.0.1".into()])
+}
+
 fn until(what: &str, done: impl Fn() -> bool) {
     let start = Instant::now();
     while !done() {
@@ -113,7 +118,7 @@ fn same(device: &Remote, id: u64, want: &Data) {
 
 #[test]
 fn every_dtype_and_size_arrives() {
-    let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
+    let (a, b) = (Running::start(near("")), Running::start(near("")));
     let (from, to, beside) = (a.open(), b.open(), a.open());
     let mut next = 1;
     for dtype in DType::ALL {
@@ -142,7 +147,7 @@ fn every_dtype_and_size_arrives() {
 
 #[test]
 fn the_client_sees_control_messages_only() {
-    let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
+    let (a, b) = (Running::start(near("")), Running::start(near("")));
     let (from, to, beside) = (a.open(), b.open(), a.open());
     // Computed there, so that not even an upload passes the client.
     let full = parse_op("full shape=[1000000] value=f32:1.5").unwrap();
@@ -165,7 +170,7 @@ fn the_client_sees_control_messages_only() {
 
 #[test]
 fn concurrent_moves_of_two_clients_never_mix() {
-    let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
+    let (a, b) = (Running::start(near("")), Running::start(near("")));
     std::thread::scope(|scope| {
         for client in 0..2u64 {
             let (a, b) = (&a, &b);
@@ -195,7 +200,7 @@ fn concurrent_moves_of_two_clients_never_mix() {
 
 #[test]
 fn a_chain_of_moves_waits_for_what_it_needs() {
-    let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
+    let (a, b) = (Running::start(near("")), Running::start(near("")));
     let (left, right) = (a.open(), b.open());
     let meta = Meta::new(DType::F32, [64]);
     left.write(Id(0), Data::new(meta, Bytes::new(1f32.to_le_bytes().repeat(64))), Place::Reuse);
@@ -214,10 +219,11 @@ fn a_chain_of_moves_waits_for_what_it_needs() {
 
 #[test]
 fn an_unreachable_source_is_gone_around_with_a_warning() {
-    let b = Running::start(Moves::default());
+    let b = Running::start(near(""));
     // The first is on this machine but nobody listens; the second is no allowed peer.
-    for (url, reason) in [("kiln://127.0.0.1:1", "refused"), ("kiln://192.0.2.7:7717", "--allow-peer")] {
-        let a = Running::start(Moves::new(url, Vec::new()));
+    for (url, reason) in [("kiln://127.0.0.1:1", "gave no value"), ("kiln://192.0.2.7:7717", "--allow-peer")]
+    {
+        let a = Running::start(near(url));
         let (from, to) = (a.open(), b.open());
         for (next, extent) in [(0, 1), (1, 5 << 20)] {
             let meta = Meta::new(DType::U8, [extent]);
@@ -257,9 +263,9 @@ fn a_broken_fetch_goes_on_where_it_was() {
     let (there, count) = (Arc::new(OnceLock::new()), Arc::new(AtomicUsize::new(0)));
     let known = there.clone();
     let proxy = cutter(move || *known.wait(), 700_000, count.clone());
-    let a = Running::start(Moves::new(format!("kiln://{proxy}"), Vec::new()));
+    let a = Running::start(near(format!("kiln://{proxy}")));
     there.set(a.at).unwrap();
-    let b = Running::start(Moves::default());
+    let b = Running::start(near(""));
     let (from, to) = (a.open(), b.open());
     let meta = Meta::new(DType::U8, [5 << 20]);
     let data = value(meta, 9);
@@ -274,7 +280,7 @@ fn a_broken_fetch_goes_on_where_it_was() {
 
 #[test]
 fn a_failed_value_fails_where_it_went() {
-    let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
+    let (a, b) = (Running::start(near("")), Running::start(near("")));
     let (from, to) = (a.open(), b.open());
     let (data, index) = (Meta::new(DType::F32, [3]), Meta::new(DType::I64, [1]));
     from.write(Id(1), value(data, 1), Place::Reuse);
@@ -291,8 +297,8 @@ fn a_failed_value_fails_where_it_went() {
 
 #[test]
 fn a_lost_target_fetches_again() {
-    let a = Running::start(Moves::default());
-    let mut b = Running::start(Moves::default());
+    let a = Running::start(near(""));
+    let mut b = Running::start(near(""));
     let (from, to) = (a.open(), b.open());
     let meta = Meta::new(DType::U8, [3 << 20]);
     let data = value(meta, 5);
@@ -303,7 +309,7 @@ fn a_lost_target_fetches_again() {
     assert_eq!(Arc::strong_count(&kept), 2, "the source holds the value for another time");
     let at = b.at;
     drop(b);
-    b = Running::start_at(at, Moves::default());
+    b = Running::start_at(at, near(""));
     same(&to, 2, &data);
     assert_eq!(to.stats().replayed, 1);
     // The snapshot after a recovery makes the target independent of the source.
@@ -317,8 +323,8 @@ fn a_lost_target_fetches_again() {
 
 #[test]
 fn a_source_that_is_lost_before_it_was_fetched_from_is_not_waited_for() {
-    let mut a = Running::start(Moves::default());
-    let b = Running::start(Moves::default());
+    let mut a = Running::start(near(""));
+    let b = Running::start(near(""));
     let (from, to) = (a.open(), b.open());
     let meta = Meta::new(DType::U8, [1 << 20]);
     let data = value(meta, 5);
@@ -330,7 +336,7 @@ fn a_source_that_is_lost_before_it_was_fetched_from_is_not_waited_for() {
     fetch(&to, 2, meta, &from, 1);
     let answer = to.read(Id(2));
     std::thread::sleep(Duration::from_millis(30));
-    a = Running::start_at(at, Moves::default());
+    a = Running::start_at(at, near(""));
     let start = Instant::now();
     let got = answer.wait().unwrap();
     assert!(got.meta == meta && *got.bytes == *data.bytes);
@@ -340,7 +346,7 @@ fn a_source_that_is_lost_before_it_was_fetched_from_is_not_waited_for() {
 
 #[test]
 fn a_move_without_recovery_holds_nothing_afterwards() {
-    let (a, b) = (Running::start(Moves::default()), Running::start(Moves::default()));
+    let (a, b) = (Running::start(near("")), Running::start(near("")));
     let (from, to) = (a.open(), b.open_with("?recover=0"));
     let meta = Meta::new(DType::U8, [1 << 20]);
     from.write(Id(1), value(meta, 5), Place::Reuse);
@@ -409,7 +415,7 @@ fn ask(at: SocketAddr, capability: [u8; 32], transfer: u64) -> (TcpStream, Vec<u
 
 #[test]
 fn a_dead_receiver_frees_the_source_by_the_deadline() {
-    let a = Running::start(Moves::default());
+    let a = Running::start(near(""));
     let client = a.open();
     client.sync().wait().unwrap();
     let session = a.server.registry.list()[0].number;
@@ -437,7 +443,7 @@ fn a_dead_receiver_frees_the_source_by_the_deadline() {
 
 #[test]
 fn only_the_capability_opens_a_value() {
-    let a = Running::start(Moves::default());
+    let a = Running::start(near(""));
     let client = a.open();
     client.sync().wait().unwrap();
     let session = a.server.registry.list()[0].number;
@@ -464,7 +470,7 @@ fn only_the_capability_opens_a_value() {
 
 #[test]
 fn a_closed_device_ends_its_session_at_once() {
-    let a = Running::start(Moves::default());
+    let a = Running::start(near(""));
     let client = a.open();
     client.write(Id(1), value(Meta::new(DType::U8, [9]), 1), Place::Reuse);
     client.sync().wait().unwrap();

@@ -34,8 +34,25 @@ pub enum Purpose {
         /// Bytes that are there already.
         from: u64,
     },
+    /// The same, and what the client has chosen cannot be recognised in the bytes: they may go to something that is no
+    /// server, and must be no words that it understands.
+    Masked {
+        /// Random bytes of this connection.
+        mask: [u8; 32],
+        /// What the value was exposed under.
+        capability: Capability,
+        /// Names the transfer, so that asking again is no second fetch.
+        transfer: u64,
+        /// Bytes that are there already.
+        from: u64,
+    },
     /// To look at the server.
     Watch,
+}
+
+/// Each byte with that of the mask: twice is what it was.
+fn masked(capability: &Capability, mask: &[u8; 32]) -> Capability {
+    std::array::from_fn(|i| capability[i] ^ mask[i])
 }
 
 /// The client's first frame.
@@ -136,6 +153,14 @@ impl Hello {
                 ints(&mut w, 0, &[4, *transfer, *from]);
                 w.bytes.extend_from_slice(capability);
             }
+            Purpose::Masked { mask, capability, transfer, from } => {
+                w.int(5);
+                w.bytes.extend_from_slice(mask);
+                w.bytes.extend_from_slice(&masked(capability, mask));
+                let mut first = [0; 8];
+                first.copy_from_slice(&mask[..8]);
+                ints(&mut w, 0, &[*transfer ^ u64::from_le_bytes(first), *from]);
+            }
             Purpose::Watch => w.int(3),
         }
         w.bytes.push(self.compress as u8);
@@ -161,6 +186,14 @@ impl Hello {
             }
             2 => Purpose::Fetch { transfer: r.int()?, from: 0, capability: array(&mut r)? },
             4 => Purpose::Fetch { transfer: r.int()?, from: r.int()?, capability: array(&mut r)? },
+            5 => {
+                let mask: [u8; 32] = array(&mut r)?;
+                let capability = masked(&array(&mut r)?, &mask);
+                let mut first = [0; 8];
+                first.copy_from_slice(&mask[..8]);
+                let transfer = r.int()? ^ u64::from_le_bytes(first);
+                Purpose::Masked { mask, capability, transfer, from: r.int()? }
+            }
             3 => Purpose::Watch,
             _ => return Err(WireError::Malformed { what: "purpose" }.into()),
         };

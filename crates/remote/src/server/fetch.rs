@@ -1,8 +1,8 @@
 //! Values on their way between servers: one connection a fetch, the bytes straight into the waiting session's memory.
 
-use super::moves::{Fetch, Order};
+use super::moves::{Exposure, Fetch, Order};
 use super::registry::Client;
-use super::serve::Server;
+use super::serve::{Event, HELLO, Server};
 use crate::address::Address;
 use crate::client::core::control;
 use crate::protocol::VERSIONS;
@@ -43,6 +43,14 @@ enum Stop {
     Refused(String),
 }
 
+/// Why a value does not come directly.
+enum Way {
+    /// It was never tried, for this reason.
+    Barred(String),
+    /// It was.
+    Failed(String),
+}
+
 impl<E: Into<io::Error>> From<E> for Stop {
     fn from(e: E) -> Stop {
         Stop::Broken(e.into())
@@ -56,7 +64,11 @@ impl Server {
         for order in orders {
             let (server, client) = (self.clone(), client.clone());
             match order {
-                Order::Announce(capability) => self.registry.moves().announce(client.number, capability),
+                Order::Announce(capability) => {
+                    if !self.registry.moves().announce(client.number, capability) {
+                        client.end_because("too many values are exposed");
+                    }
+                }
                 Order::Fetch(fetch) => {
                     let mut fetches = client.fetches.lock().unwrap_or_else(|e| e.into_inner());
                     if fetches.running < MOST_FETCHES {
@@ -109,7 +121,15 @@ impl Server {
         } else {
             self.fetch_there(client, &fetch).await
         };
-        if let Err(reason) = outcome {
+        if let Err(way) = outcome {
+            let reason = match way {
+                Way::Barred(reason) => reason,
+                // What else there is to see from here is none of the client's business.
+                Way::Failed(reason) => {
+                    self.tell(Event::Detour { session: client.number, reason: &reason });
+                    "the source gave no value".into()
+                }
+            };
             client.session().fetch_lost(fetch.transfer, &reason);
         }
         client.news.notify_one();
@@ -117,9 +137,9 @@ impl Server {
     }
 
     /// From another session of this server: its memory is shared, not sent.
-    async fn fetch_here(&self, client: &Client, fetch: &Fetch) -> Result<(), String> {
+    async fn fetch_here(&self, client: &Client, fetch: &Fetch) -> Result<(), Way> {
         let moves = self.registry.moves();
-        let refused = || Refusal::Capability.to_string();
+        let refused = || Way::Barred(Refusal::Capability.to_string());
         let exposure = moves.find(&fetch.capability).await.ok_or_else(refused)?;
         let value = exposure.value().await.ok_or_else(refused)?;
         if !exposure.begin(key(client, fetch)) {
@@ -130,19 +150,19 @@ impl Server {
         Ok(())
     }
 
-    async fn fetch_there(&self, client: &Client, fetch: &Fetch) -> Result<(), String> {
-        let address = self.registry.moves().allowed(&fetch.url)?;
+    async fn fetch_there(&self, client: &Client, fetch: &Fetch) -> Result<(), Way> {
+        let address = self.registry.moves().allowed(&fetch.url).map_err(Way::Barred)?;
         let mut failures = 0;
         loop {
             let before = client.session().fetched(fetch.transfer);
             match self.fetch_once(client, fetch, &address).await {
                 Ok(()) => return Ok(()),
-                Err(Stop::Refused(reason)) => return Err(reason),
+                Err(Stop::Refused(reason)) => return Err(Way::Failed(format!("{address}: {reason}"))),
                 Err(Stop::Broken(e)) => {
                     let further = client.session().fetched(fetch.transfer) > before;
                     failures = if further { 1 } else { failures + 1 };
                     if failures >= MOST_FAILURES || client.is_over() {
-                        return Err(e.to_string());
+                        return Err(Way::Failed(format!("{address}: {e}")));
                     }
                     tokio::time::sleep(Duration::from_millis(20 << failures)).await;
                 }
@@ -152,9 +172,14 @@ impl Server {
 
     /// One connection to the source.
     async fn fetch_once(&self, client: &Client, fetch: &Fetch, address: &Address) -> Result<(), Stop> {
-        let mut stream = within(CONNECT, transport::connect(address)).await?;
+        let tls = self.registry.moves().tls();
+        let mut stream = within(CONNECT, transport::connect_with(address, tls)).await?;
         let from = client.session().fetched(fetch.transfer) as u64;
-        let purpose = Purpose::Fetch { capability: fetch.capability, transfer: key(client, fetch), from };
+        // Nothing that the client has chosen goes to the other side as it is.
+        let mut mask = [0; 32];
+        (self.registry.config().random)(&mut mask);
+        let (capability, transfer) = (fetch.capability, key(client, fetch));
+        let purpose = Purpose::Masked { mask, capability, transfer, from };
         let (token, program, table) = (Vec::new(), String::new(), Vec::new());
         let hello = Hello { versions: VERSIONS, token, purpose, compress: false, program, table };
         stream.write_all(&control(kind::HELLO, &hello.encode())).await?;
@@ -206,39 +231,48 @@ impl Server {
         }
     }
 
+    /// What another server asks for, if it is exposed.
+    pub(super) async fn asked(
+        &self,
+        stream: &mut Stream,
+        welcome: &Welcome,
+        capability: &Capability,
+    ) -> io::Result<Arc<Exposure>> {
+        // Who takes it for another start of this server need not wait for what will not come.
+        within(HELLO, stream.write_all(&control(kind::WELCOME, &welcome.encode()))).await?;
+        let found = self.registry.moves().find(capability).await;
+        if found.is_none() {
+            within(HELLO, stream.write_all(&refuse(Refusal::Capability))).await?;
+        }
+        found.ok_or_else(|| io::Error::other(Refusal::Capability))
+    }
+
     /// Gives another server what is exposed.
     pub(super) async fn give(
         &self,
         mut stream: Stream,
-        welcome: &Welcome,
+        exposure: &Exposure,
         (capability, transfer, from): (Capability, u64, u64),
     ) -> io::Result<()> {
-        let refuse = |refusal: Refusal| control(kind::REFUSED, &refusal.encode());
         let Ok(_turn) = self.giving.try_acquire() else {
-            return stream.write_all(&refuse(Refusal::Full(MOST_GIVEN as u64))).await;
-        };
-        // Who takes it for another start of this server need not wait for what will not come.
-        stream.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
-        let Some(exposure) = self.registry.moves().find(&capability).await else {
-            stream.write_all(&refuse(Refusal::Capability)).await?;
-            return Err(io::Error::other(Refusal::Capability));
+            return within(HELLO, stream.write_all(&refuse(Refusal::Full(MOST_GIVEN as u64)))).await;
         };
         let beat = self.registry.config().heartbeat;
         let value = loop {
             match tokio::time::timeout(beat, exposure.value()).await {
                 Ok(value) => break value,
                 // The device has not come to it yet: the other side hears that this one lives.
-                Err(_) => stream.write_all(&control(kind::PING, &[0])).await?,
+                Err(_) => within(HELLO, stream.write_all(&control(kind::PING, &[0]))).await?,
             }
         };
         let data = match value {
             Some(Ok(data)) if exposure.begin(transfer) => data,
             Some(Err(error)) => {
                 let (kind, body) = Message::Failed { request: transfer, error }.encode();
-                return stream.write_all(&control(kind, &body.fields)).await;
+                return within(HELLO, stream.write_all(&control(kind, &body.fields))).await;
             }
             _ => {
-                stream.write_all(&refuse(Refusal::Capability)).await?;
+                within(HELLO, stream.write_all(&refuse(Refusal::Capability))).await?;
                 return Err(io::Error::other(Refusal::Capability));
             }
         };
@@ -268,6 +302,11 @@ impl Server {
             }
         }
     }
+}
+
+/// The words that refuse.
+fn refuse(refusal: Refusal) -> Vec<u8> {
+    control(kind::REFUSED, &refusal.encode())
 }
 
 /// Names a fetch for its source, so that two sessions are told apart.

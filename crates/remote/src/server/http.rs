@@ -9,10 +9,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 /// The longest request.
 const MOST: usize = 8 << 10;
 
-/// Answers one request. A WebSocket is upgraded and given back.
-pub async fn serve(server: &Server, mut stream: Stream) -> io::Result<Option<Stream>> {
-    let mut request = Vec::new();
-    while !request.windows(4).any(|w| w == b"\r\n\r\n") {
+/// Answers one request. A WebSocket is upgraded and given back, if sessions are taken this way.
+pub async fn serve(server: &Server, mut stream: Stream, sessions: bool) -> io::Result<Option<Stream>> {
+    let (mut request, mut seen) = (Vec::new(), 0);
+    while !request[seen..].windows(4).any(|w| w == b"\r\n\r\n") {
+        // Only what is new is looked at, and what may have begun before it.
+        seen = request.len().saturating_sub(3);
         let mut part = [0; 1024];
         let n = stream.read(&mut part).await?;
         if n == 0 || request.len() + n > MOST {
@@ -25,13 +27,15 @@ pub async fn serve(server: &Server, mut stream: Stream) -> io::Result<Option<Str
         let line = line.to_ascii_lowercase();
         line.starts_with("upgrade:") && line.contains("websocket")
     };
-    if text.lines().any(upgrade) {
+    let upgrade = text.lines().any(upgrade);
+    if upgrade && sessions {
         drop(text);
         let rewound: Stream = Box::new(Rewound::new(request, stream));
         return transport::accept_websocket(rewound).await.map(Some);
     }
     let path = text.split_ascii_whitespace().nth(1).unwrap_or("/");
     let (status, kind, body) = match path.split('?').next().unwrap_or("/") {
+        _ if upgrade => ("403 Forbidden", "text/plain", "sessions want TLS here: wss://\n".into()),
         "/" => ("200 OK", "text/html; charset=utf-8", page(server)),
         "/healthz" if server.registry.is_draining() => {
             ("503 Service Unavailable", "text/plain", "draining\n".into())
@@ -52,7 +56,7 @@ pub async fn serve(server: &Server, mut stream: Stream) -> io::Result<Option<Str
 }
 
 fn page(server: &Server) -> String {
-    let status = server.status();
+    let status = server.look();
     format!(
         "<!doctype html><title>Kiln</title><h1>A Kiln compute server</h1>\
          <p>Version {}, up for {:.0} s, {} sessions open, {} since the start.</p>\
@@ -67,7 +71,7 @@ fn page(server: &Server) -> String {
 
 /// Counters in the text format of Prometheus.
 fn metrics(server: &Server) -> String {
-    let status = server.status();
+    let status = server.look();
     let sessions = status["sessions"].as_array().cloned().unwrap_or_default();
     let sum = |key: &str| sessions.iter().map(|s| s[key].as_u64().unwrap_or(0)).sum::<u64>();
     let mut text = String::new();

@@ -1,10 +1,12 @@
 //! Where a server listens, and how connections come in.
 
 use super::serve::{Event, Server};
+use super::strangers::Peer;
 use crate::transport;
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +25,29 @@ pub struct Listen {
 
 /// Sockets that a server has bound.
 pub struct Bound {
-    pub(super) tcp: Vec<TcpListener>,
-    pub(super) unix: Vec<(tokio::net::UnixListener, PathBuf)>,
+    pub(super) tcp: Vec<Arc<TcpListener>>,
+    pub(super) unix: Vec<(Arc<tokio::net::UnixListener>, Arc<UnixPath>)>,
     pub(super) tls: Option<TlsAcceptor>,
+}
+
+/// A socket's place, which is gone with this value unless another server has it by then.
+pub(super) struct UnixPath {
+    path: PathBuf,
+    file: Option<(u64, u64)>,
+}
+
+impl UnixPath {
+    fn file(path: &Path) -> Option<(u64, u64)> {
+        std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()))
+    }
+}
+
+impl Drop for UnixPath {
+    fn drop(&mut self) {
+        if self.file.is_some() && UnixPath::file(&self.path) == self.file {
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
 }
 
 impl Listen {
@@ -34,11 +56,13 @@ impl Listen {
         let mut tcp = Vec::new();
         for address in self.tcp {
             let named = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
-            tcp.push(TcpListener::bind(address).await.map_err(named)?);
+            tcp.push(Arc::new(TcpListener::bind(address).await.map_err(named)?));
         }
         let mut unix = Vec::new();
         for path in self.unix {
-            unix.push((bind_unix(&path)?, path));
+            let listener = Arc::new(bind_unix(&path)?);
+            let file = UnixPath::file(&path);
+            unix.push((listener, Arc::new(UnixPath { path, file })));
         }
         Ok(Bound { tcp, unix, tls: self.tls })
     }
@@ -49,17 +73,23 @@ impl Bound {
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.tcp.iter().filter_map(|l| l.local_addr().ok()).collect()
     }
+
+    /// The paths of its Unix sockets.
+    pub(super) fn paths(&self) -> impl Iterator<Item = &Path> {
+        self.unix.iter().map(|(_, place)| place.path.as_path())
+    }
 }
 
-/// A socket that only its owner may use. One that a dead server left behind is replaced.
+/// A socket that only its owner may use. One that a dead server left behind is replaced; any other file stays.
 fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
-    use std::os::unix::fs::PermissionsExt;
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(named(io::ErrorKind::AddrInUse.into()));
     }
-    if path.exists() {
-        std::fs::remove_file(path).map_err(named)?;
+    match std::fs::symlink_metadata(path) {
+        Ok(file) if file.file_type().is_socket() => std::fs::remove_file(path).map_err(named)?,
+        Ok(_) => return Err(named(io::Error::other("there is a file that is no socket"))),
+        Err(_) => {}
     }
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None).map_err(named)?;
     socket.bind(&SockAddr::unix(path).map_err(named)?).map_err(named)?;
@@ -74,24 +104,22 @@ fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
 const STARVED: Duration = Duration::from_millis(50);
 
 impl Server {
-    pub(super) async fn accept_tcp(self: Arc<Server>, listener: TcpListener, tls: Option<TlsAcceptor>) {
+    pub(super) async fn accept_tcp(self: Arc<Server>, listener: Arc<TcpListener>, tls: Option<TlsAcceptor>) {
         let mut starved = false;
         loop {
-            match self.accepted(&mut starved, listener.accept().await).await {
-                Some((stream, peer)) => {
-                    let _ = stream.set_nodelay(true);
-                    let (server, tls) = (self.clone(), tls.clone());
-                    tokio::spawn(async move {
-                        server.greet(Box::new(stream), &peer.to_string(), tls, false).await;
-                    });
-                }
-                None => continue,
-            }
+            let Some((stream, peer)) = self.accepted(&mut starved, listener.accept().await).await else {
+                continue;
+            };
+            let _ = stream.set_nodelay(true);
+            let (server, tls) = (self.clone(), tls.clone());
+            tokio::spawn(async move { server.greet(Box::new(stream), Peer::tcp(peer), tls).await });
+            // Who was let in is heard before the next one comes.
+            tokio::task::yield_now().await;
         }
     }
 
-    /// What was accepted. Out of file descriptors, most likely, otherwise: that is told once, sessions go on, and who
-    /// wants to connect waits.
+    /// What was accepted. Out of file descriptors, most likely, otherwise: that is told once, a stranger makes room,
+    /// sessions go on, and who wants to connect waits.
     async fn accepted<T>(&self, starved: &mut bool, outcome: io::Result<T>) -> Option<T> {
         match outcome {
             Ok(connection) => {
@@ -102,31 +130,50 @@ impl Server {
                 if !std::mem::replace(starved, true) {
                     (self.log)(Event::Starved { reason: &e.to_string() });
                 }
+                self.strangers.expel();
                 tokio::time::sleep(STARVED).await;
                 None
             }
         }
     }
 
-    pub(super) async fn accept_unix(self: Arc<Server>, listener: tokio::net::UnixListener, path: PathBuf) {
-        struct Remove(PathBuf);
-        impl Drop for Remove {
-            fn drop(&mut self) {
-                let _ = std::fs::remove_file(&self.0);
-            }
-        }
-        let remove = Remove(path);
+    pub(super) async fn accept_unix(
+        self: Arc<Server>,
+        listener: Arc<tokio::net::UnixListener>,
+        place: Arc<UnixPath>,
+    ) {
         let mut starved = false;
         loop {
-            match self.accepted(&mut starved, listener.accept().await).await {
-                Some((stream, _)) => {
-                    transport::widen(&stream);
-                    let (server, peer) = (self.clone(), format!("unix:{}", remove.0.display()));
-                    // Who may open the socket was decided by its mode.
-                    tokio::spawn(async move { server.greet(Box::new(stream), &peer, None, true).await });
-                }
-                None => continue,
-            }
+            let Some((stream, _)) = self.accepted(&mut starved, listener.accept().await).await else {
+                continue;
+            };
+            transport::widen(&stream);
+            let (server, peer) = (self.clone(), Peer::unix(&place.path));
+            tokio::spawn(async move { server.greet(Box::new(stream), peer, None).await });
+            tokio::task::yield_now().await;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_file_that_is_no_socket_stays_where_it_is() {
+        let path = std::env::temp_dir().join(format!("kiln-listen-{}", std::process::id()));
+        std::fs::write(&path, "precious").unwrap();
+        let listen = |path: &Path| Listen { tcp: Vec::new(), unix: vec![path.into()], tls: None };
+        assert!(listen(&path).bind().await.is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        std::fs::remove_file(&path).unwrap();
+        // Who comes later keeps the socket that is its own.
+        let first = listen(&path).bind().await.unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let second = listen(&path).bind().await.unwrap();
+        drop(first);
+        assert!(path.exists());
+        drop(second);
+        assert!(!path.exists());
     }
 }

@@ -11,6 +11,7 @@ pub mod schedule;
 mod serve;
 pub mod session;
 mod status;
+mod strangers;
 
 pub use listen::{Bound, Listen};
 pub use serve::{Event, Server};

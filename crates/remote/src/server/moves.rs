@@ -5,27 +5,61 @@
 
 use crate::address::{Address, Scheme};
 use crate::protocol::message::Capability;
-use crate::transport;
 use kiln_device::{Data, Error};
 use kiln_ir::Meta;
-use rustc_hash::FxHashMap;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio_rustls::rustls::ClientConfig;
 
 /// How long a fetch waits for an exposure that nobody has announced: its message may be on its way.
 const UNANNOUNCED: Duration = Duration::from_secs(2);
 /// The longest that a client may expose a value for.
 const LONGEST: Duration = Duration::from_secs(3600);
+/// Exposures of all sessions.
+const MOST: usize = 1 << 18;
+/// Exposures of a session.
+const MOST_OF_SESSION: usize = 1 << 14;
+/// Transfers that may have begun of one exposure.
+const MOST_BEGUN: usize = 1 << 10;
 
 /// What a server exposes and may fetch.
 #[derive(Default)]
 pub struct Moves {
     advertise: String,
     allow: Vec<String>,
-    exposed: Mutex<FxHashMap<Capability, Arc<Exposure>>>,
+    /// Who vouches for peers with TLS.
+    tls: OnceLock<Arc<ClientConfig>>,
+    /// Where this server is itself.
+    own: OnceLock<Vec<String>>,
+    exposed: Mutex<Exposed>,
     /// Something was announced.
     announced: Notify,
+}
+
+/// What is exposed. Keyed: clients choose capabilities, and must not choose ones that collide.
+#[derive(Default)]
+struct Exposed {
+    by: HashMap<Capability, Arc<Exposure>>,
+    /// How much each session exposes.
+    of: HashMap<u64, usize>,
+}
+
+impl Exposed {
+    fn remove(&mut self, capability: &Capability) -> Option<Arc<Exposure>> {
+        let gone = self.by.remove(capability)?;
+        if let Entry::Occupied(mut count) = self.of.entry(gone.session) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+        Some(gone)
+    }
 }
 
 /// A value that may be fetched.
@@ -40,7 +74,7 @@ struct State {
     value: Option<Result<Data, Error>>,
     fetches: u64,
     /// Transfers that have begun, and those that are done.
-    begun: Vec<u64>,
+    begun: HashSet<u64>,
     done: u64,
     patience: Duration,
     end: Option<Instant>,
@@ -50,7 +84,8 @@ struct State {
 
 impl Moves {
     /// A server that others reach at `advertise` (empty if they take the way that the client has taken), and that may
-    /// fetch from the hosts in `allow` (`host`, `host:port` or `*`), besides those on its own machine.
+    /// fetch from the peers in `allow`: `host`, `host:port`, `*` for all hosts, or `unix:/path`. Besides those it fetches
+    /// from itself alone.
     pub fn new(advertise: impl Into<String>, allow: Vec<String>) -> Moves {
         Moves { advertise: advertise.into(), allow, ..Moves::default() }
     }
@@ -60,15 +95,39 @@ impl Moves {
         &self.advertise
     }
 
-    /// An exposure will come.
-    pub fn announce(&self, session: u64, capability: Capability) {
-        self.exposure(session, capability);
+    /// The same with certificates that vouch for peers.
+    pub fn with_tls(self, tls: Arc<ClientConfig>) -> Moves {
+        Moves { tls: OnceLock::from(tls), ..self }
+    }
+
+    /// Who vouches for peers with TLS.
+    pub(super) fn tls(&self) -> Option<Arc<ClientConfig>> {
+        self.tls.get().cloned()
+    }
+
+    /// Where the server listens.
+    pub(super) fn is_at<'a>(&self, tcp: &[SocketAddr], unix: impl Iterator<Item = &'a Path>) {
+        let mut own: Vec<String> = unix.map(|path| format!("unix:{}", path.display())).collect();
+        for address in tcp {
+            own.push(address.to_string());
+            if address.ip().is_unspecified() {
+                let port = address.port();
+                own.extend([format!("127.0.0.1:{port}"), format!("[::1]:{port}")]);
+            }
+        }
+        let _ = self.own.set(own);
+    }
+
+    /// An exposure will come. False if the session exposes too much already.
+    pub fn announce(&self, session: u64, capability: Capability) -> bool {
+        let there = self.exposure(session, capability).is_some();
         self.announced.notify_waiters();
+        there
     }
 
     /// An exposure's value is there.
     pub fn expose(&self, session: u64, shown: Shown) {
-        let exposure = self.exposure(session, shown.capability);
+        let Some(exposure) = self.exposure(session, shown.capability) else { return };
         let patience = shown.patience.min(LONGEST);
         let mut state = exposure.lock();
         // Exposed again, everything starts anew.
@@ -84,9 +143,20 @@ impl Moves {
         self.announced.notify_waiters();
     }
 
-    fn exposure(&self, session: u64, capability: Capability) -> Arc<Exposure> {
-        let fresh = || Arc::new(Exposure { session, state: Mutex::default(), ready: Notify::new() });
-        self.lock().entry(capability).or_insert_with(fresh).clone()
+    /// The session's exposure under this capability, if it has one or may have another.
+    fn exposure(&self, session: u64, capability: Capability) -> Option<Arc<Exposure>> {
+        let mut exposed = self.lock();
+        if let Some(exposure) = exposed.by.get(&capability) {
+            // What another session exposes stays what it is.
+            return (exposure.session == session).then(|| exposure.clone());
+        }
+        if exposed.by.len() >= MOST || exposed.of.get(&session).is_some_and(|&n| n >= MOST_OF_SESSION) {
+            return None;
+        }
+        let fresh = Arc::new(Exposure { session, state: Mutex::default(), ready: Notify::new() });
+        exposed.by.insert(capability, fresh.clone());
+        *exposed.of.entry(session).or_default() += 1;
+        Some(fresh)
     }
 
     /// The exposure, which may come a little later than the question.
@@ -95,7 +165,7 @@ impl Moves {
         loop {
             let mut announced = std::pin::pin!(self.announced.notified());
             announced.as_mut().enable();
-            if let Some(exposure) = self.lock().get(capability) {
+            if let Some(exposure) = self.lock().by.get(capability) {
                 return Some(exposure.clone());
             }
             tokio::time::timeout_at(end, announced).await.ok()?;
@@ -105,10 +175,10 @@ impl Moves {
     /// A transfer has arrived whole.
     pub fn done(&self, capability: &Capability) {
         let mut exposed = self.lock();
-        let over = exposed.get(capability).is_some_and(|exposure| {
+        let over = exposed.by.get(capability).is_some_and(|exposure| {
             let mut state = exposure.lock();
             state.done += 1;
-            state.done >= state.fetches
+            state.done >= state.fetches || state.begun.len() >= MOST_BEGUN && state.done >= MOST_BEGUN as u64
         });
         let gone = if over { exposed.remove(capability) } else { None };
         drop(exposed);
@@ -120,9 +190,11 @@ impl Moves {
         let now = Instant::now();
         let mut exposed = self.lock();
         let over = |e: &Exposure| e.lock().end.is_some_and(|end| end <= now) || !alive(e.session);
-        let gone: Vec<_> = exposed.extract_if(|_, e| over(e)).collect();
+        let gone: Vec<_> =
+            exposed.by.iter().filter(|(_, e)| over(e)).map(|(capability, _)| *capability).collect();
+        let gone: Vec<_> = gone.iter().filter_map(|capability| exposed.remove(capability)).collect();
         drop(exposed);
-        for (_, exposure) in gone {
+        for exposure in gone {
             exposure.lock().over = true;
             exposure.ready.notify_waiters();
         }
@@ -130,21 +202,31 @@ impl Moves {
 
     /// Exposures now.
     pub fn count(&self) -> usize {
-        self.lock().len()
+        self.lock().by.len()
     }
 
     /// Whether this server may fetch from the one at `url`.
     pub fn allowed(&self, url: &str) -> Result<Address, String> {
+        // Options name files, and choose how a client behaves: they are no part of a peer's address.
+        if url.contains('?') {
+            return Err("the address of a peer has no options".into());
+        }
         let address = Address::parse(url).map_err(|e| e.to_string())?;
-        let near = address.scheme == Scheme::Unix || transport::is_loopback(&address.host);
-        let named = |host: &String| *host == "*" || *host == address.host || *host == address.authority();
-        match near || self.allow.iter().any(named) {
+        let own = self.own.get().map_or(&[][..], |own| own);
+        let named = |host: &String| match address.scheme {
+            Scheme::Unix => {
+                host.strip_prefix("unix:").map(|p| p.strip_prefix("//").unwrap_or(p)) == Some(&address.host)
+            }
+            _ => *host == "*" || *host == address.host || *host == address.authority(),
+        };
+        let device = address.device.is_empty();
+        match device && own.iter().chain(&self.allow).any(named) {
             true => Ok(address),
             false => Err(format!("{address} is none of the peers that --allow-peer names")),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, FxHashMap<Capability, Arc<Exposure>>> {
+    fn lock(&self) -> MutexGuard<'_, Exposed> {
         self.exposed.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -220,11 +302,8 @@ impl Exposure {
         if state.begun.contains(&transfer) {
             return true;
         }
-        let free = (state.begun.len() as u64) < state.fetches;
-        if free {
-            state.begun.push(transfer);
-        }
-        free
+        let free = (state.begun.len() as u64) < state.fetches.min(MOST_BEGUN as u64);
+        free && state.begun.insert(transfer)
     }
 
     /// Puts the deadline off, because the receiver is there; gives how long it may stand still.
@@ -278,20 +357,32 @@ mod tests {
 
     #[test]
     fn strangers_are_not_fetched_from() {
-        let moves = Moves::new("", vec!["far".into(), "near:9".into()]);
-        for url in [
-            "unix:/tmp/x",
-            "kiln://127.0.0.1:4",
-            "kilns://localhost",
-            "ws://[::1]:1",
-            "kiln://far:1",
-            "ws://near:9",
-        ] {
+        let peers = ["far", "near:9", "unix:/tmp/peer"].map(String::from);
+        let moves = Moves::new("", peers.to_vec());
+        moves.is_at(&["127.0.0.1:7".parse().unwrap()], [Path::new("/tmp/own")].into_iter());
+        let mine = ["kiln://127.0.0.1:7", "unix:/tmp/own", "unix:///tmp/peer", "kiln://far:1", "ws://near:9"];
+        for url in mine {
             assert!(moves.allowed(url).is_ok(), "{url}");
         }
-        for url in ["kiln://near", "kiln://10.0.0.1", "kiln://far.away", "http://far", ""] {
+        for url in [
+            "kiln://near",
+            "kiln://10.0.0.1",
+            "kiln://far.away",
+            "http://far",
+            "",
+            // This machine has more to hide than others.
+            "kiln://127.0.0.1:6379",
+            "ws://[::1]:7",
+            "kilns://localhost",
+            "unix:/run/other",
+            "unix:far",
+            "kilns://far:1?ca=/dev/zero",
+            "kiln://127.0.0.1:7?token-file=/etc/passwd",
+            "kiln://127.0.0.1:7/cpu?",
+        ] {
             assert!(moves.allowed(url).is_err(), "{url}");
         }
-        assert!(Moves::new("", vec!["*".into()]).allowed("kiln://10.0.0.1").is_ok());
+        let all = Moves::new("", vec!["*".into()]);
+        assert!(all.allowed("kiln://10.0.0.1").is_ok() && all.allowed("unix:/run/other").is_err());
     }
 }

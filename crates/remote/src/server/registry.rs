@@ -7,7 +7,7 @@ use super::session::{Quota, Session};
 use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
 use crate::protocol::message::Capability;
 use crate::protocol::{ProtocolError, VERSIONS};
-use kiln_device::Device;
+use kiln_device::{Device, DeviceInfo};
 use kiln_ir::wire::{Reader, Table, Writer};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -39,6 +39,21 @@ pub struct Config {
     pub random: Box<Random>,
 }
 
+/// What a server permits.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// Sessions without TLS from beyond this machine, though the server has a certificate.
+    pub allow_plain: bool,
+    /// How long a task may compute.
+    pub task_limit: Duration,
+}
+
+impl Default for Rules {
+    fn default() -> Rules {
+        Rules { allow_plain: false, task_limit: Duration::from_secs(3600) }
+    }
+}
+
 /// One client's session.
 pub struct Client {
     /// Its number.
@@ -48,6 +63,10 @@ pub struct Client {
     /// The device's name as the client gave it.
     pub device: String,
     secret: [u8; 32],
+    /// What its device is, for those who must not wait until it has computed.
+    info: DeviceInfo,
+    /// Its device, to be stopped while it computes.
+    computer: Arc<dyn Device>,
     epoch: AtomicU64,
     session: Mutex<Session>,
     executor: Mutex<Executor>,
@@ -149,6 +168,7 @@ pub enum Admitted {
 /// The sessions of a server.
 pub struct Registry {
     config: Config,
+    rules: Rules,
     incarnation: u64,
     table: Table,
     clients: Mutex<FxHashMap<u64, Arc<Client>>>,
@@ -164,7 +184,8 @@ impl Registry {
         let table = Table::local();
         let (clients, draining) = (Mutex::default(), AtomicBool::new(false));
         let (opened, moves) = (AtomicU64::new(0), Arc::default());
-        Registry { config, incarnation, table, clients, draining, opened, moves }
+        let rules = Rules::default();
+        Registry { config, rules, incarnation, table, clients, draining, opened, moves }
     }
 
     /// The same with other ways between servers.
@@ -182,6 +203,30 @@ impl Registry {
         self.incarnation
     }
 
+    /// The same with other rules.
+    pub fn with_rules(self, rules: Rules) -> Registry {
+        Registry { rules, ..self }
+    }
+
+    /// What it permits.
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Whether a hello will be answered at all, without a look at what it asks for.
+    pub fn vet(&self, payload: &[u8], trusted: bool) -> Result<(), Refusal> {
+        let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
+        greeting::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
+        self.known(&hello, trusted)
+    }
+
+    fn known(&self, hello: &Hello, trusted: bool) -> Result<(), Refusal> {
+        // A capability is its own token.
+        let fetches = matches!(hello.purpose, Purpose::Fetch { .. } | Purpose::Masked { .. });
+        let known = self.config.token.as_deref().is_none_or(|token| equal(token, &hello.token));
+        if fetches || trusted || known { Ok(()) } else { Err(Refusal::Token) }
+    }
+
     /// Answers a hello at time `now`. `trusted`: the transport has shown that the client may connect.
     pub fn hello(
         &self,
@@ -191,15 +236,15 @@ impl Registry {
     ) -> Result<(Welcome, Admitted), Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
         let version = greeting::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
-        // A capability is its own token.
-        if let Purpose::Fetch { capability, transfer, from } = hello.purpose {
-            // A peer fetches bytes and asks for no operation.
-            let welcome = Welcome { table: Vec::new(), ..self.welcome(version, None, None, false) };
+        self.known(&hello, trusted)?;
+        if let Purpose::Fetch { capability, transfer, from }
+        | Purpose::Masked { capability, transfer, from, .. } = hello.purpose
+        {
+            // A peer fetches bytes and asks for no operation: it is told which start of the server this is.
+            let welcome = self.welcome(version, None, None, false);
+            let (table, advertise) = (Vec::new(), String::new());
+            let welcome = Welcome { table, advertise, lease: 0, ..welcome };
             return Ok((welcome, Admitted::Fetch(capability, transfer, from)));
-        }
-        let known = self.config.token.as_deref().is_none_or(|token| equal(token, &hello.token));
-        if !trusted && !known {
-            return Err(Refusal::Token);
         }
         let (client, epoch, resumed) = match hello.purpose {
             Purpose::Resume { session, secret, epoch, received } => {
@@ -208,7 +253,7 @@ impl Registry {
             }
             Purpose::Open { ref device } => (self.open(device, &hello, now)?, 0, None),
             Purpose::Watch => return Ok((self.welcome(version, None, None, false), Admitted::Watch)),
-            Purpose::Fetch { .. } => return Err(Refusal::Capability),
+            Purpose::Fetch { .. } | Purpose::Masked { .. } => return Err(Refusal::Capability),
         };
         client.lost_at.store(u64::MAX, Ordering::Release);
         Ok((self.welcome(version, Some(&client), resumed, hello.compress), Admitted::Session(client, epoch)))
@@ -220,20 +265,26 @@ impl Registry {
         }
         let table =
             Table::decode(&mut Reader::new(&hello.table)).map_err(|e| Refusal::Other(e.to_string()))?;
-        let mut clients = self.clients();
-        // One that has said goodbye is on its way out.
-        if clients.values().filter(|c| !c.is_over()).count() >= self.config.most_sessions {
-            return Err(Refusal::Full(self.config.most_sessions as u64));
-        }
+        let room = |clients: &FxHashMap<u64, Arc<Client>>| {
+            // One that has said goodbye is on its way out.
+            match clients.values().filter(|c| !c.is_over()).count() < self.config.most_sessions {
+                true => Ok(()),
+                false => Err(Refusal::Full(self.config.most_sessions as u64)),
+            }
+        };
+        room(&self.clients())?;
+        // Nobody waits for the table of sessions while a device opens.
         let driver = self.device(device).ok_or_else(|| Refusal::Device(device.into()))?;
         let mut secret = [0; 32];
         (self.config.random)(&mut secret);
         let number = word(&self.config.random);
         let client = Arc::new(Client {
             number,
-            program: hello.program.clone(),
+            program: plain(&hello.program),
             device: device.into(),
             secret,
+            info: driver.info(),
+            computer: driver.clone(),
             epoch: AtomicU64::new(0),
             session: Mutex::new(Session::new(driver.clone(), self.config.quota, hello.compress)),
             executor: Mutex::new(Executor::new(driver, table, self.config.quota)),
@@ -247,6 +298,8 @@ impl Registry {
             opened: now,
             moves: self.moves.clone(),
         });
+        let mut clients = self.clients();
+        room(&clients)?;
         self.opened.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
         Ok(client)
@@ -289,8 +342,8 @@ impl Registry {
         compress: bool,
     ) -> Welcome {
         let info = match client {
-            Some(client) => client.executor().device().info(),
-            None => kiln_device::DeviceInfo {
+            Some(client) => client.info.clone(),
+            None => DeviceInfo {
                 name: String::new(),
                 count: 0,
                 usage: Vec::new(),
@@ -368,6 +421,20 @@ impl Registry {
     fn clients(&self) -> MutexGuard<'_, FxHashMap<u64, Arc<Client>>> {
         self.clients.lock().unwrap_or_else(|e| e.into_inner())
     }
+}
+
+/// Bytes of a program's name that are kept.
+const MOST_NAME: usize = 64;
+
+/// A name that can be shown anywhere.
+fn plain(name: &str) -> String {
+    let shown = name.chars().map(|c| if c.is_control() { '?' } else { c });
+    shown
+        .scan(0, |len, c| {
+            *len += c.len_utf8();
+            (*len <= MOST_NAME).then_some(c)
+        })
+        .collect()
 }
 
 fn word(random: &Random) -> u64 {

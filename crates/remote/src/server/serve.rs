@@ -3,38 +3,50 @@
 use super::fetch::MOST_GIVEN;
 use super::http;
 use super::listen::Bound;
+use super::moves::Exposure;
 use super::registry::{Admitted, Client, Registry};
 use super::schedule::Schedule;
 use super::session::Step;
+use super::strangers::{Peer, Stranger, Strangers};
 use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder};
-use crate::protocol::message::{Message, kind};
+use crate::protocol::greeting::{Refusal, Welcome};
+use crate::protocol::message::{Capability, Message, kind};
 use crate::transport::{Gather, Rewound, Stream};
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio_rustls::TlsAcceptor;
 
-/// How long a stranger has for a complete hello.
-const HELLO: Duration = Duration::from_secs(5);
+/// How long a stranger has for a complete hello, and a peer to take in an answer of a few bytes.
+pub(super) const HELLO: Duration = Duration::from_secs(5);
 /// The longest hello: it holds an operation table.
-const MOST_HELLO: usize = 256 << 10;
+const MOST_HELLO: usize = 128 << 10;
 /// How long an acknowledgement may wait for company.
 const ACK_DELAY: Duration = Duration::from_millis(5);
 /// How long a server that drains must have had nothing to do before it goes.
 const QUIET: Duration = Duration::from_millis(200);
 /// How long a client with a wrong token waits for the answer.
 const WRONG_TOKEN: Duration = Duration::from_millis(200);
-/// Wrong tokens within [`FORGIVEN`] that make a host suspect: it is heard once in [`WRONG_TOKEN`] from then on.
+/// Wrong tokens within [`FORGIVEN`] that make a host suspect: one of its wrong tokens in [`WRONG_TOKEN`] is answered
+/// from then on. A right one never waits.
 const SUSPECT: u32 = 10;
+/// Wrong tokens of a suspect host that may wait for their answer; further ones are answered at once.
+const MOST_WAITING: u32 = 16;
 /// After how long without a wrong token a host is trusted again.
 const FORGIVEN: Duration = Duration::from_secs(10);
 /// Hosts whose wrong tokens are counted.
 const MOST_SUSPECTS: usize = 1024;
-/// Connections that may be between their first byte and their welcome.
-const MOST_STRANGERS: usize = 512;
+/// Those who look on, at once.
+const MOST_WATCHERS: usize = 64;
+/// How old the status may be that is told.
+const STATUS: Duration = Duration::from_secs(1);
+/// Exposures that are looked through at every beat of the housekeeping.
+const FEW: usize = 4096;
+/// Lines of the log in a second that strangers may cause.
+const MOST_LINES: u32 = 16;
 
 /// A running server.
 pub struct Server {
@@ -43,12 +55,33 @@ pub struct Server {
     pub(super) schedule: Schedule,
     start: Instant,
     pub(super) log: Box<dyn Fn(Event<'_>) + Send + Sync>,
-    strangers: tokio::sync::Semaphore,
+    pub(super) strangers: Strangers,
+    /// Those who have shown that they may connect to a Unix socket, and have not said what they want.
+    neighbours: Strangers,
     pub(super) giving: tokio::sync::Semaphore,
-    /// Wrong tokens by host, and when the last one came.
-    suspects: Mutex<FxHashMap<String, (u32, Instant)>>,
-    /// Suspects are heard one after another.
-    hearing: tokio::sync::Mutex<()>,
+    pub(super) watching: tokio::sync::Semaphore,
+    /// Wrong tokens by host.
+    suspects: Mutex<HashMap<String, Suspect>>,
+    /// What the server looked like, and when.
+    look: Mutex<Option<(Instant, Arc<serde_json::Value>)>>,
+    lines: Mutex<Lines>,
+    /// Where handshakes are computed.
+    handshakes: OnceLock<tokio::runtime::Handle>,
+}
+
+/// A host that has sent wrong tokens.
+struct Suspect {
+    count: u32,
+    last: Instant,
+    /// When the last one that waits is answered.
+    answered: Instant,
+}
+
+/// Lines of the log that strangers have caused.
+struct Lines {
+    since: Instant,
+    told: u32,
+    left_out: u64,
 }
 
 /// What a server tells about itself while it runs.
@@ -76,6 +109,15 @@ pub enum Event<'a> {
         peer: &'a str,
         reason: &'a str,
     },
+    /// A value does not come from another server directly.
+    Detour {
+        session: u64,
+        reason: &'a str,
+    },
+    /// So many refusals and detours of the last second were not told.
+    LeftOut {
+        lines: u64,
+    },
     Draining {
         sessions: usize,
     },
@@ -83,20 +125,28 @@ pub enum Event<'a> {
     Starved {
         reason: &'a str,
     },
+    /// A part of the server has failed and was started again.
+    Restarted {
+        part: &'a str,
+    },
 }
 
 impl Server {
-    /// A server that tells `log` what happens.
+    /// A server that tells `log` what happens. It is called by the thread that everybody waits for, so it must not wait.
     pub fn new(registry: Registry, log: impl Fn(Event<'_>) + Send + Sync + 'static) -> Arc<Server> {
         Arc::new(Server {
             registry,
             schedule: Schedule::default(),
             start: Instant::now(),
             log: Box::new(log),
-            strangers: tokio::sync::Semaphore::new(MOST_STRANGERS),
+            strangers: Strangers::default(),
+            neighbours: Strangers::default(),
             giving: tokio::sync::Semaphore::new(MOST_GIVEN),
+            watching: tokio::sync::Semaphore::new(MOST_WATCHERS),
             suspects: Mutex::default(),
-            hearing: tokio::sync::Mutex::new(()),
+            look: Mutex::default(),
+            lines: Mutex::new(Lines { since: Instant::now(), told: 0, left_out: 0 }),
+            handshakes: OnceLock::new(),
         })
     }
 
@@ -105,7 +155,8 @@ impl Server {
         self.start.elapsed()
     }
 
-    /// Serves until `stop` is ready, then lets sessions finish what they have sent, for at most `grace`.
+    /// Serves until `stop` is ready, then lets sessions finish what they have sent. After `grace` what still computes is
+    /// stopped.
     pub async fn run(
         self: &Arc<Server>,
         bound: Bound,
@@ -113,24 +164,8 @@ impl Server {
         stop: impl Future<Output = ()>,
         grace: Duration,
     ) {
-        let workers: Vec<_> = (0..workers.max(1))
-            .filter_map(|i| {
-                let server = self.clone();
-                std::thread::Builder::new()
-                    .name(format!("kiln-work-{i}"))
-                    .spawn(move || server.schedule.serve())
-                    .ok()
-            })
-            .collect();
-        let mut tasks = tokio::task::JoinSet::new();
-        for listener in bound.tcp {
-            tasks.spawn(self.clone().accept_tcp(listener, bound.tls.clone()));
-        }
-        for (listener, path) in bound.unix {
-            tasks.spawn(self.clone().accept_unix(listener, path));
-        }
-        tasks.spawn(self.clone().housekeeping());
-        // Workers end with this call, however it ends.
+        self.registry.moves().is_at(&bound.addresses(), bound.paths());
+        // Workers and handshakes end with this call, however it ends.
         struct Stop<'a>(&'a Schedule);
         impl Drop for Stop<'_> {
             fn drop(&mut self) {
@@ -138,12 +173,77 @@ impl Server {
             }
         }
         let working = Stop(&self.schedule);
+        let workers: Vec<_> = (0..workers.max(1))
+            .filter_map(|i| {
+                let server = self.clone();
+                let named = std::thread::Builder::new().name(format!("kiln-work-{i}"));
+                let work = move || {
+                    supervised_thread(|| server.schedule.serve(), || server.restarted("worker"));
+                };
+                named.spawn(work).ok()
+            })
+            .collect();
+        let (_shaking, end) = tokio::sync::oneshot::channel::<()>();
+        self.start_handshakes(end);
+        let mut tasks = tokio::task::JoinSet::new();
+        for listener in bound.tcp {
+            let (server, tls) = (self.clone(), bound.tls.clone());
+            let accept = move || server.clone().accept_tcp(listener.clone(), tls.clone());
+            tasks.spawn(self.clone().supervised("accept", accept));
+        }
+        for (listener, place) in bound.unix {
+            let server = self.clone();
+            let accept = move || server.clone().accept_unix(listener.clone(), place.clone());
+            tasks.spawn(self.clone().supervised("accept", accept));
+        }
+        let server = self.clone();
+        tasks.spawn(self.clone().supervised("housekeeping", move || server.clone().housekeeping()));
         stop.await;
-        self.drain(grace).await;
+        // What is left of the time is for what has to be stopped.
+        let end = Instant::now() + grace;
+        self.drain(grace - grace / 5).await;
         tasks.shutdown().await;
+        self.registry.list().iter().for_each(|client| client.end());
         drop(working);
-        let join = tokio::task::spawn_blocking(move || workers.into_iter().for_each(|w| drop(w.join())));
-        let _ = tokio::time::timeout(grace, join).await;
+        while !workers.iter().all(|worker| worker.is_finished()) && Instant::now() < end {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// A loop that must not end: when it fails it starts again.
+    async fn supervised<F>(self: Arc<Server>, part: &'static str, work: impl Fn() -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        loop {
+            // Aborted with this task.
+            let mut running = tokio::task::JoinSet::new();
+            running.spawn(work());
+            match running.join_next().await {
+                Some(Err(e)) if e.is_panic() => self.restarted(part),
+                _ => return,
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    }
+
+    fn restarted(&self, part: &str) {
+        (self.log)(Event::Restarted { part });
+    }
+
+    /// A thread for the arithmetic of strangers' handshakes, which would hold up everybody.
+    fn start_handshakes(self: &Arc<Server>, end: tokio::sync::oneshot::Receiver<()>) {
+        let server = self.clone();
+        let run = move || {
+            if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                let _ = server.handshakes.set(runtime.handle().clone());
+                // An error is what is waited for: the other end is gone.
+                let _ = runtime.block_on(end);
+                runtime.shutdown_background();
+            }
+        };
+        // Without it handshakes are computed where they come in.
+        let _ = std::thread::Builder::new().name("kiln-tls".into()).spawn(run);
     }
 
     /// Tells everybody to go, and waits for work that was accepted.
@@ -168,12 +268,15 @@ impl Server {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
-    /// Ends sessions whose lease is over.
+    /// Ends sessions whose lease is over, and tasks that take too long.
     async fn housekeeping(self: Arc<Server>) {
-        loop {
+        for beat in 0u64.. {
             tokio::time::sleep(Duration::from_millis(100)).await;
             let gone = self.registry.expire(self.now());
-            self.registry.moves().expire(|session| self.registry.is_open(session));
+            // Many are looked through less often.
+            if beat % 10 == 0 || self.registry.moves().count() < FEW {
+                self.registry.moves().expire(|session| self.registry.is_open(session));
+            }
             for client in &gone {
                 let reason = client.reason();
                 let reason = reason.as_deref().unwrap_or("its lease is over, or it said goodbye");
@@ -186,64 +289,135 @@ impl Server {
         }
     }
 
-    /// Finds out what a connection wants.
-    pub(super) async fn greet(
-        self: &Arc<Server>,
-        stream: Stream,
-        peer: &str,
-        tls: Option<TlsAcceptor>,
-        trusted: bool,
-    ) {
-        // A crowd of strangers waits its turn; those who are slow make room when their time is over.
-        let Ok(Ok(stranger)) = tokio::time::timeout(HELLO, self.strangers.acquire()).await else { return };
-        let hello = tokio::time::timeout(HELLO, self.hello(stream, tls)).await;
-        drop(stranger);
-        let outcome = match hello {
-            Err(_) => Err(io::Error::other("no hello in time")),
-            Ok(Err(e)) => Err(e),
-            Ok(Ok(Hello::Answered)) => return,
-            Ok(Ok(Hello::Frames(stream, decoder, payload))) => {
-                self.admit(stream, decoder, &payload, peer, trusted).await
+    /// Finds out what a connection wants, and does it.
+    pub(super) async fn greet(self: &Arc<Server>, stream: Stream, peer: Peer, tls: Option<TlsAcceptor>) {
+        let admission = {
+            let strangers = if peer.trusted { &self.neighbours } else { &self.strangers };
+            let stranger = strangers.enter(&peer.host);
+            tokio::select! {
+                admission = self.meet(stream, &peer, tls, &stranger) => admission,
+                () = stranger.expelled() => Err(io::Error::other("no hello before others came")),
             }
         };
+        let outcome = match admission {
+            Ok(Admission::Answered) => Ok(()),
+            Ok(Admission::Session(attached, stream, decoder, welcome)) => {
+                self.attend(attached, stream, decoder, &welcome, &peer).await;
+                Ok(())
+            }
+            Ok(Admission::Watch(stream, welcome)) => self.watched(stream, &welcome).await,
+            Ok(Admission::Give(stream, exposure, ask)) => self.give(stream, &exposure, ask).await,
+            Err(e) => Err(e),
+        };
         if let Err(e) = outcome {
-            (self.log)(Event::Refused { peer, reason: &e.to_string() });
+            self.refused(&peer.name, &e.to_string());
         }
     }
 
-    async fn hello(&self, mut stream: Stream, tls: Option<TlsAcceptor>) -> io::Result<Hello> {
-        let mut tls = tls;
+    /// Everything that is done for somebody who has not shown yet that they may be here.
+    async fn meet(
+        self: &Arc<Server>,
+        stream: Stream,
+        peer: &Peer,
+        tls: Option<TlsAcceptor>,
+        stranger: &Stranger<'_>,
+    ) -> io::Result<Admission> {
+        let hello = tokio::time::timeout(HELLO, self.hello(stream, peer, tls, stranger)).await;
+        let (mut stream, decoder, payload) = match hello {
+            Err(_) => return Err(io::Error::other("no hello in time")),
+            Ok(Err(e)) => return Err(e),
+            Ok(Ok(None)) => return Ok(Admission::Answered),
+            Ok(Ok(Some(hello))) => hello,
+        };
+        // Opening a device takes its time.
+        let admitted = match self.registry.vet(&payload, peer.trusted) {
+            Err(refusal) => Err(refusal),
+            Ok(()) => {
+                let (server, trusted) = (self.clone(), peer.trusted);
+                // A session that nobody takes any more is without a connection at once.
+                let admit = move || {
+                    let (welcome, admitted) = server.registry.hello(&payload, trusted, server.now())?;
+                    let attached = match admitted {
+                        Admitted::Session(client, epoch) => {
+                            Ok(Attached { server: server.clone(), client, epoch })
+                        }
+                        other => Err(other),
+                    };
+                    Ok((welcome, attached))
+                };
+                tokio::task::spawn_blocking(admit).await.map_err(io::Error::other)?
+            }
+        };
+        match admitted {
+            Err(refusal) => {
+                if refusal == Refusal::Token
+                    && let Some(wait) = self.suspect(&peer.host)
+                {
+                    tokio::time::sleep(wait).await;
+                }
+                let told = control(kind::REFUSED, &refusal.encode());
+                let _ = tokio::time::timeout(HELLO, farewell(&mut stream, &told)).await;
+                Err(io::Error::other(refusal))
+            }
+            Ok((welcome, Ok(attached))) => Ok(Admission::Session(attached, stream, decoder, welcome)),
+            Ok((welcome, Err(Admitted::Fetch(capability, transfer, from)))) => {
+                let exposure = self.asked(&mut stream, &welcome, &capability).await?;
+                Ok(Admission::Give(stream, exposure, (capability, transfer, from)))
+            }
+            Ok((welcome, Err(_))) => Ok(Admission::Watch(stream, welcome)),
+        }
+    }
+
+    async fn hello(
+        &self,
+        mut stream: Stream,
+        peer: &Peer,
+        tls: Option<TlsAcceptor>,
+        stranger: &Stranger<'_>,
+    ) -> io::Result<Option<(Stream, Decoder, Vec<u8>)>> {
+        // TLS, then a WebSocket, then frames: each once at most, and in this order.
+        let plain = tls.is_none() || peer.near || self.registry.rules().allow_plain;
+        let (mut tls, mut encrypted, mut web) = (tls, false, false);
         loop {
             let mut first = [0; 4];
             stream.read_exact(&mut first).await?;
             let rewound: Stream = Box::new(Rewound::new(first.to_vec(), stream));
-            if first[0] == 0x16 && first[1] == 3 {
+            let request = first == *b"GET " || first == *b"HEAD";
+            if first[0] == 0x16 && first[1] == 3 && !web {
                 let acceptor = tls.take().ok_or_else(|| io::Error::other("TLS where none is set up"))?;
-                stream = Box::new(acceptor.accept(rewound).await?);
-            } else if first == *b"GET " || first == *b"HEAD" {
-                match http::serve(self, rewound).await? {
+                stream = self.encrypted(acceptor, rewound).await?;
+                encrypted = true;
+            } else if request && !web {
+                stranger.is_web();
+                match http::serve(self, rewound, plain || encrypted).await? {
                     Some(upgraded) => stream = upgraded,
-                    None => return Ok(Hello::Answered),
+                    None => return Ok(None),
                 }
+                web = true;
             } else {
                 stream = rewound;
                 break;
             }
         }
+        if !plain && !encrypted {
+            let refusal = Refusal::Other("it wants TLS here: kilns:// or wss://".into());
+            farewell(&mut stream, &control(kind::REFUSED, &refusal.encode())).await?;
+            return Err(io::Error::other("not encrypted"));
+        }
         let mut decoder = Decoder::default();
         loop {
-            let len = match decoder.next().map_err(io::Error::other)? {
-                Some(frame) if frame.kind == kind::HELLO => Some(frame.payload.to_vec()),
+            match decoder.next().map_err(io::Error::other)? {
+                Some(frame) if frame.kind == kind::HELLO => {
+                    let payload = frame.payload.to_vec();
+                    return Ok(Some((stream, decoder, payload)));
+                }
                 Some(_) => return Err(io::Error::other("the first frame is no hello")),
-                None => None,
-            };
-            if let Some(payload) = len {
-                return Ok(Hello::Frames(stream, decoder, payload));
+                None => {}
             }
             if decoder.missing() > MOST_HELLO + frame::HEAD {
                 return Err(io::Error::other("the first frame is too long"));
             }
-            let room = decoder.room(16 << 10);
+            let room = decoder.room(4 << 10);
             match stream.read(room).await? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 n => decoder.filled(n),
@@ -251,79 +425,123 @@ impl Server {
         }
     }
 
-    async fn admit(
-        self: &Arc<Server>,
-        mut stream: Stream,
-        decoder: Decoder,
-        payload: &[u8],
-        peer: &str,
-        trusted: bool,
-    ) -> io::Result<()> {
-        let host = peer.rsplit_once(':').map_or(peer, |(host, _)| host);
-        if !trusted && self.is_suspect(host) {
-            let _turn = self.hearing.lock().await;
-            tokio::time::sleep(WRONG_TOKEN).await;
-        }
-        let (welcome, admitted) = match self.registry.hello(payload, trusted, self.now()) {
-            Ok(admitted) => admitted,
-            Err(refusal) => {
-                if refusal == crate::protocol::Refusal::Token {
-                    self.suspect(host);
-                    tokio::time::sleep(WRONG_TOKEN).await;
-                }
-                let _ = stream.write_all(&control(kind::REFUSED, &refusal.encode())).await;
-                let _ = stream.shutdown().await;
-                return Err(io::Error::other(refusal));
-            }
+    /// The inside of a TLS connection. Its handshake is computed elsewhere.
+    async fn encrypted(&self, acceptor: TlsAcceptor, stream: Stream) -> io::Result<Stream> {
+        let handshake = async move {
+            let accepted = tokio::time::timeout(HELLO, acceptor.accept(stream)).await;
+            accepted.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
         };
-        if let Admitted::Fetch(capability, transfer, from) = admitted {
-            return self.give(stream, &welcome, (capability, transfer, from)).await;
-        }
-        let resumed = welcome.resumed.is_some();
+        let accepted = match self.handshakes.get() {
+            Some(thread) => {
+                // Ends with this future, should it have to make room.
+                let mut task = tokio::task::JoinSet::new();
+                task.spawn_on(handshake, thread);
+                task.join_next().await.ok_or(io::ErrorKind::Other)?.map_err(io::Error::other)??
+            }
+            None => handshake.await?,
+        };
+        Ok(Box::new(accepted))
+    }
+
+    /// Serves a session until its connection ends.
+    async fn attend(
+        self: &Arc<Server>,
+        attached: Attached,
+        stream: Stream,
+        decoder: Decoder,
+        welcome: &Welcome,
+        peer: &Peer,
+    ) {
+        let Attached { client, epoch, .. } = &attached;
+        let (session, peer) = (client.number, peer.name.as_str());
+        (self.log)(match welcome.resumed {
+            Some(_) => Event::Resumed { session, peer },
+            None => Event::Opened { session, program: &client.program, peer },
+        });
         let (reader, mut writer) = tokio::io::split(stream);
         let greeted = async {
             writer.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
             writer.flush().await
         };
-        let greeted = greeted.await;
-        let (client, epoch) = match admitted {
-            Admitted::Session(client, epoch) => (client, epoch),
-            Admitted::Watch => return self.watched(writer).await,
-            Admitted::Fetch(..) => return Ok(()),
-        };
-        let session = client.number;
-        (self.log)(match resumed {
-            true => Event::Resumed { session, peer },
-            false => Event::Opened { session, program: &client.program, peer },
-        });
-        let end = match greeted {
-            Err(e) => e.to_string(),
-            Ok(()) => tokio::select! {
-                end = self.receive(&client, epoch, reader, decoder) => end,
-                end = self.send(&client, epoch, writer) => end,
+        let end = match tokio::time::timeout(HELLO, greeted).await {
+            Err(_) => "it does not take its welcome".into(),
+            Ok(Err(e)) => e.to_string(),
+            Ok(Ok(())) => tokio::select! {
+                end = self.receive(client, *epoch, reader, decoder) => end,
+                end = self.send(client, *epoch, writer) => end,
             },
         };
-        if client.is_current(epoch) {
+        if client.is_current(*epoch) {
             (self.log)(Event::Lost { session, reason: &end });
         }
-        self.registry.lost(&client, epoch, self.now());
-        Ok(())
     }
 
-    /// Whether many wrong tokens came from a host lately.
-    fn is_suspect(&self, host: &str) -> bool {
-        let suspects = self.suspects.lock().unwrap_or_else(|e| e.into_inner());
-        suspects.get(host).is_some_and(|(count, last)| *count >= SUSPECT && last.elapsed() < FORGIVEN)
-    }
-
-    /// Notes a wrong token.
-    fn suspect(&self, host: &str) {
+    /// Notes a wrong token. Gives how long its answer waits, if it does.
+    fn suspect(&self, host: &str) -> Option<Duration> {
+        let now = Instant::now();
         let mut suspects = self.suspects.lock().unwrap_or_else(|e| e.into_inner());
-        suspects.retain(|_, (_, last)| last.elapsed() < FORGIVEN);
-        if suspects.len() < MOST_SUSPECTS {
-            let entry = suspects.entry(host.into()).or_insert((0, Instant::now()));
-            *entry = (entry.0.saturating_add(1), Instant::now());
+        if suspects.len() >= MOST_SUSPECTS {
+            suspects.retain(|_, suspect| suspect.last.elapsed() < FORGIVEN);
         }
+        if suspects.len() >= MOST_SUSPECTS && !suspects.contains_key(host) {
+            return Some(WRONG_TOKEN);
+        }
+        let suspect = suspects.entry(host.into()).or_insert(Suspect { count: 0, last: now, answered: now });
+        if suspect.last.elapsed() >= FORGIVEN {
+            suspect.count = 0;
+        }
+        (suspect.count, suspect.last) = (suspect.count.saturating_add(1), now);
+        if suspect.count <= SUSPECT {
+            return Some(WRONG_TOKEN);
+        }
+        let at = suspect.answered.max(now) + WRONG_TOKEN;
+        if at.duration_since(now) > MOST_WAITING * WRONG_TOKEN {
+            return None;
+        }
+        suspect.answered = at;
+        Some(at.duration_since(now))
+    }
+
+    /// Tells that somebody was not let in, unless there is too much of that.
+    pub(super) fn refused(&self, peer: &str, reason: &str) {
+        self.tell(Event::Refused { peer, reason });
+    }
+
+    /// Logs what others can cause as often as they like.
+    pub(super) fn tell(&self, event: Event<'_>) {
+        let (told, left_out) = {
+            let mut lines = self.lines.lock().unwrap_or_else(|e| e.into_inner());
+            let mut left_out = 0;
+            if lines.since.elapsed() >= Duration::from_secs(1) {
+                left_out = std::mem::take(&mut lines.left_out);
+                (lines.since, lines.told) = (Instant::now(), 0);
+            }
+            let told = lines.told < MOST_LINES;
+            match told {
+                true => lines.told += 1,
+                false => lines.left_out += 1,
+            }
+            (told, left_out)
+        };
+        if left_out > 0 {
+            (self.log)(Event::LeftOut { lines: left_out });
+        }
+        if told {
+            (self.log)(event);
+        }
+    }
+
+    /// What the server looks like, a second old at most: looking costs others nothing, however often it is done.
+    pub fn look(&self) -> Arc<serde_json::Value> {
+        let mut look = self.look.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some((at, status)) = &*look
+            && at.elapsed() < STATUS
+        {
+            return status.clone();
+        }
+        let status = Arc::new(self.status());
+        *look = Some((Instant::now(), status.clone()));
+        status
     }
 
     async fn receive(
@@ -422,8 +640,37 @@ impl Server {
     }
 }
 
-enum Hello {
-    /// It was a browser, and has its answer.
+/// What a stranger turned out to be.
+enum Admission {
+    /// A browser or monitor, which has its answer.
     Answered,
-    Frames(Stream, Decoder, Vec<u8>),
+    Session(Attached, Stream, Decoder, Welcome),
+    Watch(Stream, Welcome),
+    Give(Stream, Arc<Exposure>, (Capability, u64, u64)),
+}
+
+/// A session's connection: its session is without one when this is gone, however that came.
+struct Attached {
+    server: Arc<Server>,
+    client: Arc<Client>,
+    epoch: u64,
+}
+
+impl Drop for Attached {
+    fn drop(&mut self) {
+        self.server.registry.lost(&self.client, self.epoch, self.server.now());
+    }
+}
+
+/// The last words on a connection.
+async fn farewell(stream: &mut Stream, words: &[u8]) -> io::Result<()> {
+    stream.write_all(words).await?;
+    stream.shutdown().await
+}
+
+/// A loop that must not end, on a thread of its own: when it fails it starts again.
+fn supervised_thread(work: impl Fn(), failed: impl Fn()) {
+    while std::panic::catch_unwind(std::panic::AssertUnwindSafe(&work)).is_err() {
+        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&failed));
+    }
 }

@@ -1,21 +1,47 @@
 //! What a server looks like, for people and programs.
 
-use super::serve::Server;
+use super::serve::{HELLO, Server};
 use crate::client::core::control;
+use crate::protocol::greeting::{Refusal, Welcome};
 use crate::protocol::message::kind;
 use crate::transport::Stream;
 use std::io;
 use std::time::Duration;
-use tokio::io::{AsyncWriteExt, WriteHalf};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+/// Sessions that are told of one by one: all of them fit into a frame.
+const MOST_TOLD: usize = 1024;
 
 impl Server {
     /// Tells a watcher once a second what the server looks like.
-    pub(super) async fn watched(&self, mut writer: WriteHalf<Stream>) -> io::Result<()> {
-        loop {
-            let status = self.status().to_string();
-            writer.write_all(&control(kind::STATUS, status.as_bytes())).await?;
-            writer.flush().await?;
-            tokio::time::sleep(Duration::from_secs(1)).await;
+    pub(super) async fn watched(&self, stream: Stream, welcome: &Welcome) -> io::Result<()> {
+        let (mut reader, mut writer) = tokio::io::split(stream);
+        let Ok(_place) = self.watching.try_acquire() else {
+            let full = Refusal::Other("too many look on".into());
+            let told = control(kind::REFUSED, &full.encode());
+            return tokio::time::timeout(HELLO, writer.write_all(&told)).await?;
+        };
+        let tell = async {
+            writer.write_all(&control(kind::WELCOME, &welcome.encode())).await?;
+            loop {
+                let status = self.look().to_string();
+                let told = async {
+                    writer.write_all(&control(kind::STATUS, status.as_bytes())).await?;
+                    writer.flush().await
+                };
+                // Who does not read is not written to.
+                tokio::time::timeout(HELLO, told).await??;
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        // It says nothing further; what it says all the same is dropped, and its end is noticed.
+        let gone = async {
+            let mut words = [0; 64];
+            while !matches!(reader.read(&mut words).await, Ok(0) | Err(_)) {}
+        };
+        tokio::select! {
+            told = tell => told,
+            () = gone => Ok(()),
         }
     }
 
@@ -25,6 +51,7 @@ impl Server {
             .registry
             .list()
             .iter()
+            .take(MOST_TOLD)
             .map(|client| {
                 let (queue, tasks, micros) = client.session().load();
                 let counts = client.session().counts();
