@@ -7,12 +7,11 @@
 
 use crate::Error;
 use crate::sync::{Lent, Piece, fill};
-use kiln_group::{Call, Group, Op, Pending, Reduce};
+use kiln_group::{Call, Group, Op, Pending, Reduce, Tag};
 use kiln_ir::custom::{CustomOp, register};
 use kiln_ir::{CustomCall, OpError};
 use kiln_tensor::{Bytes, Data, Device, Meta, Tensor, custom_grad};
 use smallvec::SmallVec;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Once};
 
 /// Collectives as methods of tensors. Every rank of the group calls with the same dtype and shape.
@@ -110,9 +109,8 @@ fn start(own: &Tensor, group: &Group, op: Op, meta: Meta, at: Option<usize>) -> 
     if layout.shards() != layout.ranks() {
         return Err(Error::Shared { shards: layout.shards(), ranks: layout.ranks() });
     }
-    let mut hasher = DefaultHasher::new();
-    own.meta().to_string().hash(&mut hasher);
-    let call = Call::new(op, meta.dtype).tagged(hasher.finish());
+    let tag = Tag::default().add(own.meta().to_string()).finish();
+    let call = Call::new(op, meta.dtype).tagged(tag);
     let (promise, pending) = group.promise(call, meta.bytes())?;
     let pieces: Vec<Piece> = at.map(|at| (own.detach(), 0, at)).into_iter().collect();
     fill(promise, pieces, &Arc::default());

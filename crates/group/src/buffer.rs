@@ -167,7 +167,7 @@ mod tests {
     #[test]
     fn the_region_that_came_back_last_is_taken_first() {
         let pool = Pool::default();
-        let region = |bytes, id| pool.put(Arc::new(Region::heap(bytes, id)));
+        let region = |bytes, id| pool.put(Arc::new(Region::heap(bytes, id).unwrap()));
         region(4096, 1);
         region(4096, 2);
         region(8192, 3);

@@ -29,6 +29,11 @@ pub enum Error {
     Refused { rank: usize, field: String, want: String, got: String },
     #[error("{} did not come within {after:?}", ranks(missing))]
     Absent { missing: Vec<usize>, after: Duration },
+    /// Where the ranks of the job would meet, somebody else is.
+    #[error("join: process {pid} of user {uid} holds the place where the ranks of this job meet")]
+    Taken { pid: u32, uid: u32 },
+    #[error("join: {ranks} ranks on one machine, where {most} can share memory; KILN_ENGINE=mpi takes more")]
+    Crowded { ranks: usize, most: usize },
     #[error("the group is closed")]
     Closed,
     #[error("{reduce} of {dtype} has no meaning")]
@@ -84,6 +89,8 @@ impl Error {
             | Error::Aborted { .. }
             | Error::Refused { .. }
             | Error::Absent { .. }
+            | Error::Taken { .. }
+            | Error::Crowded { .. }
             | Error::Closed
             | Error::Environment { .. }
             | Error::System { .. } => false,

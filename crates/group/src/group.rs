@@ -12,13 +12,12 @@ use crate::buffer::{Buffer, Pool};
 use crate::call::{Call, Op, Reduce, Signature};
 use crate::engine::{Engine, Place, SMALL, Traffic, Wait, local, shm};
 use crate::join::{self, Hello};
-use crate::memory::Region;
+use crate::memory::{self, Region};
 use crate::recorder::{Dump, Recorder, State};
 use crate::rendezvous::{Identity, Rendezvous};
-use crate::{Error, Layout};
+use crate::{Error, Layout, Tag};
 use kiln_ir::DType;
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::panic::Location;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering::SeqCst;
@@ -147,7 +146,7 @@ impl Group {
     pub fn local(ranks: usize, config: Config) -> Result<Vec<Group>, Error> {
         let layout = Layout::new(config.shards.unwrap_or(ranks), ranks)?;
         let group = |(rank, engine)| Group::new("local", 0, rank, layout, config.clone(), engine);
-        Ok(local::engines(layout).into_iter().enumerate().map(group).collect())
+        Ok(local::engines(layout)?.into_iter().enumerate().map(group).collect())
     }
 
     /// The group of all ranks of a job, each a process: comes back when all have come and agree on what they are. On one
@@ -255,9 +254,9 @@ impl Group {
             *count += 1;
             *count
         };
-        let mut hasher = DefaultHasher::new();
-        (inner.id, name, members, count, layout.shards()).hash(&mut hasher);
-        let id = hasher.finish().max(1);
+        let tag = Tag::default().add_number(inner.id).add(name).add_number(members.len() as u64);
+        let tag = members.iter().fold(tag, |tag, &member| tag.add_number(member as u64));
+        let id = tag.add_number(count).add_number(layout.shards() as u64).finish().max(1);
         let place = Place { group: id, members: members.to_vec(), rank, layout };
         let engine = inner.engine.subgroup(place, Instant::now() + inner.config.deadline)?;
         let config = Config { shards, ..inner.config.clone() };
@@ -462,14 +461,16 @@ impl Drop for Claim {
 
 impl Inner {
     fn buffer(&self, bytes: usize, parts: usize) -> Result<Buffer, Error> {
-        let stride = bytes.next_multiple_of(64);
+        let most = self.parts.0.max(self.parts.1).max(parts);
+        let stride = bytes.checked_next_multiple_of(64).filter(|stride| stride.checked_mul(most).is_some());
+        let stride = stride.ok_or_else(|| memory::none(bytes))?;
         // All ranks must agree on what is small, whatever their parts.
         let large = stride * self.parts.1 > SMALL;
         let whole = stride * self.parts.0.max(parts);
         let region = match self.pool.take(whole, large) {
             Some(region) => region,
             None if large => self.engine.allocate(whole)?,
-            None => Arc::new(Region::heap(whole, 0)),
+            None => Arc::new(Region::heap(whole, 0)?),
         };
         Ok(Buffer { region, start: 0, bytes, stride, parts, poison: None, pool: Arc::downgrade(&self.pool) })
     }

@@ -4,10 +4,9 @@
 use crate::engine::mesh::{self, Mesh, Peer};
 use crate::memory::last;
 use crate::rendezvous::{Identity, Rendezvous};
-use crate::{Error, Loss};
+use crate::{Error, Loss, Tag};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -50,13 +49,17 @@ const ROOM: usize = 64 << 10;
 
 /// Names a job among all on this machine.
 pub(crate) fn number(job: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    job.hash(&mut hasher);
-    hasher.finish().max(1)
+    Tag::default().add(job).finish().max(1)
 }
+
+/// The most ranks: each gets two descriptors for every other in one message, and a message carries 253.
+const MOST: usize = 127;
 
 /// Meets the other ranks.
 pub(crate) fn meet(at: &Rendezvous, hello: Hello, deadline: Duration) -> Result<Arc<Mesh>, Error> {
+    if at.world > MOST {
+        return Err(Error::Crowded { ranks: at.world, most: MOST });
+    }
     let until = Instant::now() + deadline;
     let peers =
         if at.rank == 0 { host(at, &hello, deadline, until)? } else { visit(at, &hello, deadline, until)? };
@@ -77,7 +80,8 @@ fn host(
     // SAFETY: the address is valid for its length.
     unsafe {
         if libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length) < 0 {
-            return Err(last("another job has the same name"));
+            let error = last("the place where the ranks of this job meet");
+            return Err(holder(&at.job).unwrap_or(error));
         }
         if libc::listen(listener.as_raw_fd(), at.world as i32) < 0 {
             return Err(last("listen"));
@@ -95,10 +99,15 @@ fn host(
         let Some(socket) = visitor else { continue };
         mesh::limit(socket.as_raw_fd(), left.max(Duration::from_millis(1)));
         let (pid, uid) = credentials(&socket)?;
-        // SAFETY: plain call.
-        if uid != unsafe { libc::getuid() } {
+        if uid != own_uid() {
             continue;
         }
+        let process = match process(&socket, pid) {
+            Ok(process) => process,
+            // It has ended already.
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+            Err(error) => return Err(Error::system("a watch on a rank", error)),
+        };
         // A stranger that says nothing sensible is sent away without harm to the job.
         let Some(hello) = read::<Hello>(&socket).ok().map(|(hello, _)| hello) else { continue };
         let double = peers.get(hello.rank).is_none_or(|p| p.is_some()) || hello.rank == 0;
@@ -117,12 +126,15 @@ fn host(
                 write(&peer.socket, &Answer::Refused(error.clone()), &[]).ok();
             }
             // So do those who are at the door, or come in a moment.
-            while let Some(socket) = next_visitor(&listener, LINGER) {
-                write(&socket, &Answer::Refused(error.clone()), &[]).ok();
+            let until = Instant::now() + 10 * LINGER;
+            while let Some(socket) = next_visitor(&listener, LINGER).filter(|_| Instant::now() < until) {
+                if credentials(&socket).is_ok_and(|(_, uid)| uid == own_uid()) {
+                    write(&socket, &Answer::Refused(error.clone()), &[]).ok();
+                }
             }
             return Err(error);
         }
-        peers[hello.rank] = Some(Peer { process: process(pid)?, socket, pid });
+        peers[hello.rank] = Some(Peer { process, socket, pid });
     }
     introduce(&peers)?;
     Ok(peers)
@@ -188,6 +200,9 @@ fn visit(
     let absent = || Error::Absent { missing: vec![0], after: deadline };
     let socket = loop {
         let socket = socket()?;
+        // Whoever listens there and lets nobody in is not waited for without end.
+        let left = until.saturating_duration_since(Instant::now());
+        mesh::limit(socket.as_raw_fd(), left.max(Duration::from_millis(1)));
         // SAFETY: the address is valid for its length.
         if unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) } == 0 {
             break socket;
@@ -200,8 +215,14 @@ fn visit(
     // Rank 0 waits for all until its own deadline: its word comes a little later than ours would.
     let patience = until.saturating_duration_since(Instant::now()) + Duration::from_millis(500);
     mesh::limit(socket.as_raw_fd(), patience);
+    // The name can be guessed where a launcher's number is the job's. Another user learns nothing from us, and sends
+    // nothing that we would map.
+    let (pid, uid) = credentials(&socket)?;
+    if uid != own_uid() {
+        return Err(Error::Taken { pid, uid });
+    }
+    let watched = process(&socket, pid);
     write(&socket, own, &[]).map_err(|_| absent())?;
-    let (pid, _) = credentials(&socket)?;
     let lost = || Error::RankLost { rank: 0, cause: Loss::Died { pid } };
     let (answer, fds) = read::<Answer>(&socket)
         .map_err(|e| if e.kind() == std::io::ErrorKind::WouldBlock { absent() } else { lost() })?;
@@ -213,7 +234,8 @@ fn visit(
         return Err(Error::system("rendezvous", "rank 0 sent too few sockets"));
     }
     let mut peers: Vec<Option<Peer>> = (0..at.world).map(|_| None).collect();
-    peers[0] = Some(Peer { process: process(pid)?, socket, pid });
+    let process = watched.map_err(|e| Error::system("a watch on rank 0", e))?;
+    peers[0] = Some(Peer { process, socket, pid });
     let mut fds: Vec<Option<OwnedFd>> = fds.into_iter().map(Some).collect();
     for (i, rank) in (1..at.world).filter(|&r| r != at.rank).enumerate() {
         let (socket, process) = (fds[i].take(), fds[at.world - 2 + i].take());
@@ -238,8 +260,7 @@ fn address(job: &str) -> (libc::sockaddr_un, libc::socklen_t) {
     // SAFETY: zero is a valid address.
     let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as _;
-    // SAFETY: plain call.
-    let name = format!("kiln-group-{}-{:016x}", unsafe { libc::getuid() }, number(job));
+    let name = format!("kiln-group-{}-{:016x}", own_uid(), number(job));
     for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
         *to = from as _;
     }
@@ -263,12 +284,44 @@ fn credentials(socket: &OwnedFd) -> Result<(u32, u32), Error> {
     if failed != 0 { Err(last("SO_PEERCRED")) } else { Ok((peer.pid as u32, peer.uid)) }
 }
 
-/// Becomes readable when the process ends.
-fn process(pid: u32) -> Result<OwnedFd, Error> {
+fn own_uid() -> u32 {
+    // SAFETY: plain call.
+    unsafe { libc::getuid() }
+}
+
+/// Who listens in this job's place, if anybody can be asked.
+fn holder(job: &str) -> Option<Error> {
+    let socket = socket().ok()?;
+    mesh::limit(socket.as_raw_fd(), LINGER);
+    let (address, length) = address(job);
+    // SAFETY: the address is valid for its length.
+    let there = unsafe { libc::connect(socket.as_raw_fd(), (&raw const address).cast(), length) } == 0;
+    let (pid, uid) = credentials(&socket).ok().filter(|_| there)?;
+    Some(Error::Taken { pid, uid })
+}
+
+/// Becomes readable when the process at the other end does: that very process, where the kernel (since 6.5) can tell.
+/// Before that it is whoever has its number now.
+fn process(socket: &OwnedFd, pid: u32) -> std::io::Result<OwnedFd> {
+    /// Of the kernels that number their options as x86 and ARM do.
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let (mut fd, mut length): (RawFd, _) = (-1, size_of::<RawFd>() as libc::socklen_t);
+    let socket = socket.as_raw_fd();
+    // SAFETY: room of the length told; the descriptor is ours and closed on exec.
+    unsafe {
+        let to = (&raw mut fd).cast();
+        if libc::getsockopt(socket, libc::SOL_SOCKET, SO_PEERPIDFD, to, &mut length) == 0 && fd >= 0 {
+            return Ok(OwnedFd::from_raw_fd(fd));
+        }
+    }
+    let error = std::io::Error::last_os_error();
+    if error.raw_os_error() != Some(libc::ENOPROTOOPT) {
+        return Err(error);
+    }
     // SAFETY: plain call; the descriptor is ours and closed on exec.
     unsafe {
         match libc::syscall(libc::SYS_pidfd_open, pid as libc::pid_t, 0) {
-            fd if fd < 0 => Err(last("pidfd_open")),
+            fd if fd < 0 => Err(std::io::Error::last_os_error()),
             fd => Ok(OwnedFd::from_raw_fd(fd as RawFd)),
         }
     }
@@ -285,4 +338,119 @@ fn read<T: for<'a> Deserialize<'a>>(socket: &OwnedFd) -> std::io::Result<(T, Vec
         return Err(std::io::ErrorKind::UnexpectedEof.into());
     }
     Ok((serde_json::from_slice(&room[..n])?, fds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Launcher;
+
+    fn place(job: &str, rank: usize, world: usize) -> Rendezvous {
+        let (local_rank, local_world, job, launcher) = (rank, world, job.to_string(), Launcher::Torch);
+        Rendezvous { rank, world, local_rank, local_world, job, launcher, engine: None }
+    }
+
+    fn hello(at: &Rendezvous) -> Hello {
+        Hello { rank: at.rank, world: at.world, shards: at.world, identity: Identity::new("m", "f32", "") }
+    }
+
+    fn join(at: &Rendezvous) -> Error {
+        meet(at, hello(at), Duration::from_secs(5)).map(drop).unwrap_err()
+    }
+
+    /// A process that listens in the place of a job as another user, and ends with the number of bytes that the first
+    /// visitor has sent.
+    fn squat(job: &str, uid: u32) -> libc::pid_t {
+        let (address, length) = address(job);
+        let listener = socket().unwrap();
+        let mut pipe = [0; 2];
+        // SAFETY: after fork only system calls, on memory that was there before.
+        unsafe {
+            assert_eq!(libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length), 0);
+            assert_eq!(libc::pipe2(pipe.as_mut_ptr(), libc::O_CLOEXEC), 0);
+            let [ready, tell] = pipe.map(|fd| OwnedFd::from_raw_fd(fd));
+            let fd = listener.as_raw_fd();
+            let child = libc::fork();
+            if child == 0 {
+                // Whatever becomes of the test.
+                libc::alarm(60);
+                if libc::syscall(libc::SYS_setresuid, uid, uid, uid) < 0 || libc::listen(fd, 1) < 0 {
+                    libc::_exit(99);
+                }
+                libc::write(tell.as_raw_fd(), [1u8].as_ptr().cast(), 1);
+                let visitor = libc::accept(fd, std::ptr::null_mut(), std::ptr::null_mut());
+                let mut room = [0u8; 64];
+                libc::_exit(libc::read(visitor, room.as_mut_ptr().cast(), room.len()) as i32);
+            }
+            let mut listening = [0u8];
+            assert_eq!(libc::read(ready.as_raw_fd(), listening.as_mut_ptr().cast(), 1), 1);
+            child
+        }
+    }
+
+    fn status(child: libc::pid_t) -> i32 {
+        let mut status = 0;
+        // SAFETY: plain call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        libc::WEXITSTATUS(status)
+    }
+
+    #[test]
+    fn another_user_in_the_place_of_the_job_is_named_and_told_nothing() {
+        if own_uid() != 0 {
+            println!("only root can be two users: the rest of this file has what others can test");
+            return;
+        }
+        for rank in [1, 0] {
+            let at = place(&format!("squatted-{rank}-{}", std::process::id()), rank, 2);
+            let child = squat(&at.job, 65534);
+            assert_eq!(join(&at), Error::Taken { pid: child as u32, uid: 65534 });
+            assert_eq!(status(child), 0, "bytes that it has seen");
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_taken_is_told_with_the_process() {
+        let at = place(&format!("taken-{}", std::process::id()), 0, 2);
+        let listener = socket().unwrap();
+        let (address, length) = address(&at.job);
+        // SAFETY: the address is valid for its length.
+        unsafe {
+            assert_eq!(libc::bind(listener.as_raw_fd(), (&raw const address).cast(), length), 0);
+            assert_eq!(libc::listen(listener.as_raw_fd(), 1), 0);
+        }
+        assert_eq!(join(&at), Error::Taken { pid: std::process::id(), uid: own_uid() });
+        // Nobody lets this one in either: it ends by its deadline.
+        let visitor = place(&at.job, 1, 2);
+        let deadline = Duration::from_millis(200);
+        let error = meet(&visitor, hello(&visitor), deadline).map(drop).unwrap_err();
+        assert_eq!(error, Error::Absent { missing: vec![0], after: deadline });
+    }
+
+    #[test]
+    fn more_ranks_than_a_message_can_introduce_are_refused() {
+        for rank in [0, 1, 127] {
+            assert_eq!(join(&place("crowd", rank, 128)), Error::Crowded { ranks: 128, most: 127 });
+        }
+    }
+
+    #[test]
+    fn the_process_at_the_other_end_is_watched() {
+        let mut ends = [0; 2];
+        // SAFETY: room for two descriptors, which are ours.
+        let ends = unsafe {
+            let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+            assert_eq!(libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()), 0);
+            ends.map(|fd| OwnedFd::from_raw_fd(fd))
+        };
+        // The number is not what it goes by where the kernel can tell: nobody has this one.
+        let told = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap();
+        let mut version = told.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
+        let knows = (version.next(), version.next()) >= (Some(6), Some(5));
+        let pid = if knows { u32::MAX >> 1 } else { std::process::id() };
+        let watch = process(&ends[0], pid).unwrap();
+        let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{}", watch.as_raw_fd())).unwrap();
+        let own = format!("Pid:\t{}", std::process::id());
+        assert!(info.lines().any(|line| line == own), "{info}");
+    }
 }

@@ -8,6 +8,7 @@
 
 mod error;
 mod layout;
+mod tag;
 mod call;
 mod reduce;
 mod memory;
@@ -33,3 +34,4 @@ pub use group::{Claim, Config, Group, Pending, Promise};
 pub use layout::Layout;
 pub use recorder::{Dump, KEPT, Record, State, write as write_flight};
 pub use rendezvous::{Identity, Launcher, Rendezvous};
+pub use tag::Tag;

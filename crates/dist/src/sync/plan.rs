@@ -1,8 +1,8 @@
 //! Which parameter lies where in which bucket.
 
 use super::Config;
+use kiln_group::Tag;
 use kiln_ir::{DType, Meta};
-use std::hash::{DefaultHasher, Hash, Hasher};
 
 /// One value that travels.
 #[derive(Clone, PartialEq, Debug)]
@@ -45,12 +45,11 @@ impl Bucket {
         members.sort_by_key(|&(entry, _)| entries[entry].meta.bytes() < LEAST);
         self.length = 0;
         members.into_iter().for_each(|(entry, _)| self.push(entry, entries));
-        let mut hasher = DefaultHasher::new();
-        for &(entry, start) in &self.members {
+        let tag = self.members.iter().fold(Tag::default(), |tag, &(entry, start)| {
             let Entry { path, meta, wire } = &entries[entry];
-            (path, meta.to_string(), wire.to_string(), start).hash(&mut hasher);
-        }
-        self.tag = hasher.finish();
+            tag.add(path).add(meta.to_string()).add(wire.to_string()).add_number(start as u64)
+        });
+        self.tag = tag.finish();
     }
 }
 

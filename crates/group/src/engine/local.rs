@@ -7,6 +7,7 @@ use crate::call::Signature;
 use crate::memory::Region;
 use crate::{Error, Layout};
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Instant;
@@ -27,13 +28,13 @@ struct Local {
 }
 
 /// One engine for each of the ranks.
-pub(crate) fn engines(layout: Layout) -> Vec<Box<dyn Engine>> {
+pub(crate) fn engines(layout: Layout) -> Result<Vec<Box<dyn Engine>>, Error> {
     let house = Arc::new(House::default());
-    let memory = Arc::new(Region::heap(board::bytes(layout.ranks()), 0));
+    let memory = Arc::new(Region::heap(board::bytes(layout.ranks()), 0)?);
     let engine = |rank| -> Box<dyn Engine> {
         Box::new(Local { board: Board::new(memory.clone(), rank, layout), house: house.clone() })
     };
-    (0..layout.ranks()).map(engine).collect()
+    Ok((0..layout.ranks()).map(engine).collect())
 }
 
 impl Engine for Local {
@@ -43,7 +44,7 @@ impl Engine for Local {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error> {
         let id = self.house.ids.fetch_add(1, Relaxed) + 1;
-        let region = Arc::new(Region::heap(bytes, id));
+        let region = Arc::new(Region::heap(bytes, id)?);
         let mut buffers = lock(&self.house.buffers);
         buffers.retain(|_, region| region.strong_count() > 0);
         buffers.insert(id, Arc::downgrade(&region));
@@ -65,9 +66,10 @@ impl Engine for Local {
     fn subgroup(&self, place: Place, _: Instant) -> Result<Box<dyn Engine>, Error> {
         let mut boards = lock(&self.house.boards);
         let ranks = place.layout.ranks();
-        let (memory, missing) = boards
-            .entry(place.group)
-            .or_insert_with(|| (Arc::new(Region::heap(board::bytes(ranks), 0)), ranks));
+        let (memory, missing) = match boards.entry(place.group) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(none) => none.insert((Arc::new(Region::heap(board::bytes(ranks), 0)?), ranks)),
+        };
         *missing -= 1;
         let (memory, missing) = (memory.clone(), *missing);
         if missing == 0 {

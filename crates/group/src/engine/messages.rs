@@ -355,7 +355,7 @@ impl Engine for Messages {
 
     fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error> {
         // The number only marks it as large.
-        Ok(Arc::new(Region::heap(bytes, self.ids.fetch_add(1, Relaxed) + 1)))
+        Ok(Arc::new(Region::heap(bytes, self.ids.fetch_add(1, Relaxed) + 1)?))
     }
 
     fn post(&self, signature: &Signature, buffer: &Buffer) {
