@@ -48,6 +48,11 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     let machine = Machine::at(args.device.as_deref());
+    let names = || table(machine).map(|(name, ..)| *name).chain(remote::TABLE.iter().map(|(name, _)| *name));
+    if let Some(none) = args.only.iter().find(|part| !names().any(|name| name.contains(part.as_str()))) {
+        let known = names().collect::<Vec<_>>().join(", ");
+        return Err(format!("no benchmark has `{none}` in its name; known are {known}").into());
+    }
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|part| name.contains(part));
     let rows: Vec<&Row> = table(machine).filter(|(name, ..)| wanted(name)).collect();
     let served: Vec<&remote::Row> = remote::TABLE.iter().filter(|(name, _)| wanted(name)).collect();

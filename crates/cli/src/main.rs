@@ -83,13 +83,12 @@ fn open(address: Option<&str>) -> Result<kiln::Device, kiln::Error> {
     }
 }
 
-/// Ends the program, as a signal would, when nobody reads its output any more: `kiln bench | head`. The signal itself
+/// Ends the program, as a signal would, when nobody reads its output any more: `kiln bench | head`, or `2>&1 | head`. The signal itself
 /// stays off, because it would also come from the sockets of a server that went away.
 fn end_when_unread() {
     let usual = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
-        let unread =
-            |text: &str| text.starts_with("failed printing to stdout") && text.contains("Broken pipe");
+        let unread = |text: &str| text.starts_with("failed printing to std") && text.contains("Broken pipe");
         if panic.payload().downcast_ref::<String>().is_some_and(|text| unread(text)) {
             std::process::exit(128 + libc::SIGPIPE);
         }

@@ -25,7 +25,7 @@ fn devices_conform_with_any_number_of_threads() {
         pool::set_threads(threads);
         assert_eq!(passes(&format!("cpu with {threads} threads"), Arc::new(Cpu::start())), plain);
     }
-    passes("profile<cpu>", Arc::new(Profile::new(Arc::new(Cpu::start()), None)));
+    passes("profile<cpu>", Arc::new(Profile::new(Arc::new(Cpu::start()), None).unwrap()));
     let dir = std::env::temp_dir().join(format!("kiln-suite-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
     let path = dir.join("suite.rec");

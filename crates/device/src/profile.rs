@@ -6,6 +6,8 @@ use crate::{Batch, Data, Device, DeviceInfo, Error, Pending, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -23,6 +25,45 @@ struct State {
     metas: FxHashMap<Id, Meta>,
     rows: FxHashMap<String, OpProfile>,
     events: Vec<Event>,
+    trace: Option<Trace>,
+}
+
+/// The trace's file. It is whole after each event, so that it is there however the program ends.
+struct Trace {
+    file: File,
+    /// Where the next event goes, over what closes the list.
+    end: u64,
+    /// The first failure to write; the trace stops there and the computation goes on.
+    failed: Option<String>,
+}
+
+const OPENING: &str = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+const CLOSING: &str = "\n]}";
+
+impl Trace {
+    fn create(path: &Path) -> std::io::Result<Trace> {
+        let mut file = File::create(path)?;
+        file.write_all(OPENING.as_bytes())?;
+        file.write_all(CLOSING.as_bytes())?;
+        Ok(Trace { file, end: OPENING.len() as u64, failed: None })
+    }
+
+    fn push(&mut self, event: &Event, path: &Path) {
+        if self.failed.is_some() {
+            return;
+        }
+        let gap = if self.end == OPENING.len() as u64 { "\n" } else { ",\n" };
+        let text = format!("{gap}{}{CLOSING}", event.json());
+        let written =
+            self.file.seek(SeekFrom::Start(self.end)).and_then(|_| self.file.write_all(text.as_bytes()));
+        match written {
+            Ok(()) => self.end += (text.len() - CLOSING.len()) as u64,
+            Err(e) => {
+                eprintln!("kiln: the trace in {} stopped: {e}", path.display());
+                self.failed = Some(e.to_string());
+            }
+        }
+    }
 }
 
 struct Event {
@@ -31,6 +72,16 @@ struct Event {
     from: Duration,
     took: Duration,
     bytes: u64,
+}
+
+impl Event {
+    fn json(&self) -> serde_json::Value {
+        serde_json::json!({
+            "name": self.name, "ph": "X", "pid": 1, "tid": 1,
+            "ts": self.from.as_secs_f64() * 1e6, "dur": self.took.as_secs_f64() * 1e6,
+            "args": { "bytes": self.bytes, "origin": self.origin },
+        })
+    }
 }
 
 /// What one kind of operation cost.
@@ -47,9 +98,14 @@ pub struct OpProfile {
 }
 
 impl Profile {
-    /// Measures `inner`; the trace goes to `path` at every flush and at the end.
-    pub fn new(inner: Arc<dyn Device>, path: Option<PathBuf>) -> Profile {
-        Profile { inner, path, start: Instant::now(), state: Mutex::default() }
+    /// Measures `inner`; the trace goes to `path` as it grows.
+    pub fn new(inner: Arc<dyn Device>, path: Option<PathBuf>) -> Result<Profile, Error> {
+        let trace = match &path {
+            Some(path) => Some(Trace::create(path).map_err(|e| file_error(path, e.to_string()))?),
+            None => None,
+        };
+        let state = State { trace, ..State::default() };
+        Ok(Profile { inner, path, start: Instant::now(), state: Mutex::new(state) })
     }
 
     /// What each kind of operation cost, the dearest first.
@@ -63,20 +119,9 @@ impl Profile {
     /// Writes the trace in Chrome's format.
     pub fn save(&self, path: &Path) -> Result<(), Error> {
         let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-        let events: Vec<_> = state
-            .events
-            .iter()
-            .map(|e| {
-                serde_json::json!({
-                    "name": e.name, "ph": "X", "pid": 1, "tid": 1,
-                    "ts": e.from.as_secs_f64() * 1e6, "dur": e.took.as_secs_f64() * 1e6,
-                    "args": { "bytes": e.bytes, "origin": e.origin },
-                })
-            })
-            .collect();
+        let events: Vec<_> = state.events.iter().map(Event::json).collect();
         let trace = serde_json::json!({ "traceEvents": events, "displayTimeUnit": "ms" });
-        std::fs::write(path, trace.to_string())
-            .map_err(|e| Error::File { path: path.display().to_string(), message: e.to_string() })
+        std::fs::write(path, trace.to_string()).map_err(|e| file_error(path, e.to_string()))
     }
 
     fn note(&self, name: String, origin: String, from: Instant, bytes: u64) {
@@ -89,7 +134,12 @@ impl Profile {
         row.count += 1;
         row.bytes += bytes;
         row.seconds += took.as_secs_f64();
-        state.events.push(Event { name, origin, from: from.duration_since(self.start), took, bytes });
+        let event = Event { name, origin, from: from.duration_since(self.start), took, bytes };
+        match (&mut state.trace, &self.path) {
+            (Some(trace), Some(path)) => trace.push(&event, path),
+            _ => {}
+        }
+        state.events.push(event);
     }
 
     /// Bytes of a node's operands and results; remembers the results' metas.
@@ -160,15 +210,17 @@ impl Device for Profile {
     crate::before::handed_on!();
 
     fn flush(&self) -> Result<(), Error> {
-        if let Some(path) = &self.path {
-            self.save(path)?;
+        let failed = {
+            let state = self.state.lock().unwrap_or_else(|e| e.into_inner());
+            state.trace.as_ref().and_then(|trace| trace.failed.clone())
+        };
+        match (failed, &self.path) {
+            (Some(message), Some(path)) => Err(file_error(path, message)),
+            _ => self.inner.flush(),
         }
-        self.inner.flush()
     }
 }
 
-impl Drop for Profile {
-    fn drop(&mut self) {
-        let _ = self.flush();
-    }
+fn file_error(path: &Path, message: String) -> Error {
+    Error::File { path: path.display().to_string(), message }
 }

@@ -1,8 +1,8 @@
 //! `Record`: a decorator that writes the stream to a file, and `replay`, which runs such a file on any device.
 //!
 //! The file is a head (magic, length of what is complete, checksum of that length) and frames (length, checksum,
-//! payload). The head is brought up to date at every flush and answered read, so that a file that was cut, or whose
-//! bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
+//! payload). The head is brought up to date after every frame, so that a file is whole however the program ends, and one
+//! that was cut, or whose bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
 //! gives equal results or says which read differs.
 
 use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Pending, Place, Urgency, pending};
@@ -57,18 +57,18 @@ impl Record {
         let tape = Tape { path, table: Table::local(), state: Mutex::new(state) };
         let mut w = frame(TABLE);
         tape.table.encode(&mut w);
-        tape.append(&w.bytes, true);
+        tape.append(&w.bytes);
         Ok(Record { inner, tape: Arc::new(tape) })
     }
 }
 
 impl Tape {
-    fn append(&self, payload: &[u8], complete: bool) {
+    fn append(&self, payload: &[u8]) {
         let mut state = self.state.lock().unwrap_or_else(|e| e.into_inner());
-        self.append_to(&mut state, payload, complete);
+        self.append_to(&mut state, payload);
     }
 
-    fn append_to(&self, state: &mut TapeState, payload: &[u8], complete: bool) {
+    fn append_to(&self, state: &mut TapeState, payload: &[u8]) {
         if state.failed.is_some() {
             return;
         }
@@ -79,7 +79,7 @@ impl Tape {
             state.file.write_all(&prefix)?;
             state.file.write_all(payload)?;
             state.end += 12 + payload.len() as u64;
-            if complete { finish(state) } else { Ok(()) }
+            finish(state)
         };
         if let Err(e) = write() {
             eprintln!("kiln: recording to {} stopped: {e}", self.path.display());
@@ -157,7 +157,7 @@ impl Device for Record {
         let mut w = frame(BATCH);
         w.bytes.push((batch.place == Place::Persistent) as u8);
         self.tape.table.items(&batch.items, &mut w);
-        self.tape.append(&w.bytes, false);
+        self.tape.append(&w.bytes);
         self.inner.submit(batch);
     }
 
@@ -167,7 +167,7 @@ impl Device for Record {
         w.bytes.push((place == Place::Persistent) as u8);
         w.meta(&data.meta);
         w.blob(&data.bytes);
-        self.tape.append(&w.bytes, false);
+        self.tape.append(&w.bytes);
         self.inner.write(id, data, place);
     }
 
@@ -176,7 +176,7 @@ impl Device for Record {
             let mut state = self.tape.state.lock().unwrap_or_else(|e| e.into_inner());
             let mut w = frame(READ);
             w.int(id.0);
-            self.tape.append_to(&mut state, &w.bytes, false);
+            self.tape.append_to(&mut state, &w.bytes);
             state.reads += 1;
             state.reads - 1
         };
@@ -185,7 +185,7 @@ impl Device for Record {
             let mut w = frame(ANSWER);
             w.int(number);
             w.bytes.extend_from_slice(&digest(answer));
-            tape.append(&w.bytes, true);
+            tape.append(&w.bytes);
         })
     }
 

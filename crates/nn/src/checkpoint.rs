@@ -4,18 +4,21 @@
 //! beside its place, brought to the disk and renamed, so that a file with the right name is complete; reading verifies
 //! the sum, so that a damaged one is not taken for good.
 
-use kiln_tensor::{DType, Data, Device, Error, Meta, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use crate::Module;
+use kiln_tensor::{DType, Data, Device, Error, MAX_RANK, Meta, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors, TensorInfo};
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Checkpoints kept in a folder: the newest, and one to fall back to.
-const KEPT: usize = 2;
 const SUM: &str = "sha256";
 const STEP: &str = "step";
+/// Where a safetensors file keeps words.
+const WORDS: &str = "__metadata__";
+/// The longest head of a safetensors file.
+const LONGEST_HEAD: u64 = 100_000_000;
 
 /// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +28,12 @@ pub enum CheckpointError {
     File { path: PathBuf, source: std::io::Error },
     #[error("{}: {reason}", path.display())]
     Damaged { path: PathBuf, reason: String },
+    #[error("{}: not a Kiln checkpoint: its metadata have no {missing}", path.display())]
+    Foreign { path: PathBuf, missing: &'static str },
+    #[error("{}: it has no tensor named {name}; one of {want} is needed", path.display())]
+    Missing { path: PathBuf, name: String, want: Meta },
+    #[error("{}: {name}: {reason}", path.display())]
+    Name { path: PathBuf, name: String, reason: &'static str },
     #[error("{}: it holds {got} where {want} is needed", path.display())]
     Other { path: PathBuf, want: String, got: String },
     #[error(transparent)]
@@ -45,7 +54,8 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Writes a checkpoint into `folder`. When this returns, it is on the disk.
+    /// Writes a checkpoint into `folder`, which is made if it is missing, and deletes no other: see
+    /// [`Checkpoint::prune`]. When this returns, it is on the disk. Equal checkpoints have equal bytes.
     pub fn save(
         folder: &Path,
         step: u64,
@@ -54,34 +64,41 @@ impl Checkpoint {
     ) -> Result<PathBuf, CheckpointError> {
         // All reads are asked for before the first is waited for.
         let reads: Vec<_> = tensors.iter().map(|(name, t)| (name.clone(), t.to_data_async())).collect();
+        let path = folder.join(format!("step-{step:010}.safetensors"));
+        let refused = |name: &str, reason| {
+            Err(CheckpointError::Name { path: path.clone(), name: name.to_string(), reason })
+        };
+        if let Some(word) = [STEP, SUM].into_iter().find(|word| words.contains_key(*word)) {
+            return refused(word, "every checkpoint has a word of that name");
+        }
         let mut data = BTreeMap::new();
         for (name, read) in reads {
+            if name == WORDS {
+                return refused(&name, "no tensor can have that name");
+            }
+            if data.contains_key(&name) {
+                return refused(&name, "two tensors have that name");
+            }
             data.insert(name, read.wait()?);
         }
-        let path = folder.join(format!("step-{step:010}.safetensors"));
         let failed = |source| CheckpointError::File { path: path.clone(), source };
-        let mut metadata: HashMap<String, String> = words.clone().into_iter().collect();
+        let mut metadata = words.clone();
         metadata.insert(STEP.into(), step.to_string());
         metadata.insert(SUM.into(), sum(step, words, &data));
-        let mut views = Vec::new();
-        for (name, data) in &data {
-            let dtype = dtype(data.meta.dtype).ok_or_else(|| CheckpointError::Other {
-                path: path.clone(),
-                want: "a dtype that safetensors have".into(),
-                got: data.meta.dtype.name().into(),
-            })?;
-            let view = TensorView::new(dtype, data.meta.shape.to_vec(), &data.bytes);
-            let view = view.map_err(|e| failed(std::io::Error::other(e)))?;
-            views.push((name.as_str(), view));
-        }
-        let bytes =
-            safetensors::serialize(views, Some(metadata)).map_err(|e| failed(std::io::Error::other(e)))?;
+        // Larger elements come first, so that all of them are aligned.
+        let mut order: Vec<(&String, &Data)> = data.iter().collect();
+        order.sort_by_key(|(_, data)| std::cmp::Reverse(data.meta.dtype.size()));
+        let head = head(&path, &metadata, &order)?;
         let write = || -> std::io::Result<()> {
             fs::create_dir_all(folder)?;
             let temporary = folder.join(format!(".{}.{step}.tmp", std::process::id()));
             let mut file = File::create(&temporary)?;
-            let written = file.write_all(&bytes).and_then(|()| file.sync_all());
-            if let Err(e) = written.and_then(|()| fs::rename(&temporary, &path)) {
+            let fill = |file: &mut File| {
+                file.write_all(&head)?;
+                order.iter().try_for_each(|(_, data)| file.write_all(&data.bytes))?;
+                file.sync_all()
+            };
+            if let Err(e) = fill(&mut file).and_then(|()| fs::rename(&temporary, &path)) {
                 let _ = fs::remove_file(&temporary);
                 return Err(e);
             }
@@ -89,13 +106,45 @@ impl Checkpoint {
             File::open(folder)?.sync_all()
         };
         write().map_err(failed)?;
-        for old in list(folder)?.into_iter().rev().skip(KEPT) {
-            let _ = fs::remove_file(old);
-        }
         Ok(path)
     }
 
-    /// The newest checkpoint of `folder` that is whole, and what was wrong with newer ones; nothing if there is none.
+    /// Makes `folder` if it is missing and tries to write there, so that a job learns before its first step what would
+    /// keep it from saving.
+    pub fn prepare(folder: &Path) -> Result<(), CheckpointError> {
+        let failed = |source| CheckpointError::File { path: folder.into(), source };
+        fs::create_dir_all(folder).map_err(failed)?;
+        let trial = folder.join(format!(".{}.trial.tmp", std::process::id()));
+        let written = File::create(&trial).and_then(|mut file| file.write_all(b"kiln"));
+        let _ = fs::remove_file(&trial);
+        written.map_err(failed)
+    }
+
+    /// Deletes checkpoints of the job that `words` describe, except the newest `keep` of those up to `step`. Files of
+    /// other jobs, of later steps and those that cannot be read stay. Gives what it deleted.
+    pub fn prune(
+        folder: &Path,
+        words: &BTreeMap<String, String>,
+        step: u64,
+        keep: usize,
+    ) -> Result<Vec<PathBuf>, CheckpointError> {
+        let mut own: Vec<(u64, PathBuf)> = Vec::new();
+        for path in list(folder)? {
+            match told(&path) {
+                Some((at, said)) if said == *words && at <= step => own.push((at, path)),
+                _ => {}
+            }
+        }
+        own.sort();
+        own.truncate(own.len().saturating_sub(keep));
+        for (_, path) in &own {
+            fs::remove_file(path).map_err(|source| CheckpointError::File { path: path.clone(), source })?;
+        }
+        Ok(own.into_iter().map(|(_, path)| path).collect())
+    }
+
+    /// The newest checkpoint of `folder` that is whole, and what was wrong with newer ones; nothing if there is none. A
+    /// folder that does not exist is an error.
     pub fn latest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<CheckpointError>), CheckpointError> {
         let mut bad = Vec::new();
         for path in list(folder)?.into_iter().rev() {
@@ -115,15 +164,19 @@ impl Checkpoint {
         let mut words: BTreeMap<String, String> =
             head.metadata().clone().unwrap_or_default().into_iter().collect();
         let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
-        let step = words
-            .remove(STEP)
-            .and_then(|s| s.parse().ok())
-            .ok_or_else(|| damaged("it has no step".into()))?;
-        let want = words.remove(SUM).ok_or_else(|| damaged("it has no checksum".into()))?;
+        let foreign = |missing| CheckpointError::Foreign { path: path.into(), missing };
+        let step = words.remove(STEP).and_then(|s| s.parse().ok()).ok_or_else(|| foreign("step"))?;
+        let want = words.remove(SUM).ok_or_else(|| foreign("checksum"))?;
         let mut tensors = BTreeMap::new();
         for (name, view) in file.tensors() {
             let dtype =
                 from_dtype(view.dtype()).ok_or_else(|| damaged(format!("{name} has a foreign dtype")))?;
+            if view.shape().len() > MAX_RANK {
+                let rank = view.shape().len();
+                return Err(damaged(format!(
+                    "{name} has rank {rank}, above the highest supported, {MAX_RANK}"
+                )));
+            }
             let meta = Meta::new(dtype, view.shape());
             meta.check().map_err(|e| damaged(e.to_string()))?;
             if meta.bytes() != view.data().len() {
@@ -139,39 +192,97 @@ impl Checkpoint {
 
     /// Whether a word is what it should be.
     pub fn expect(&self, word: &str, want: &str) -> Result<(), CheckpointError> {
-        match self.words.get(word).map_or("nothing", String::as_str) {
-            got if got == want => Ok(()),
-            got => Err(CheckpointError::Other {
-                path: self.path.clone(),
-                want: format!("{word} {want}"),
-                got: format!("{word} {got}"),
-            }),
-        }
+        let got = match self.words.get(word) {
+            Some(got) if got == want => return Ok(()),
+            Some(got) => format!("{word} {got}"),
+            None => format!("no {word}"),
+        };
+        Err(CheckpointError::Other { path: self.path.clone(), want: format!("{word} {want}"), got })
     }
 
     /// A tensor of this meta on a device.
     pub fn tensor(&self, name: &str, meta: Meta, device: &Device) -> Result<Tensor, CheckpointError> {
-        let other = |got: String| CheckpointError::Other {
-            path: self.path.clone(),
-            want: format!("{name} of {meta}"),
-            got,
+        let path = || self.path.clone();
+        let Some(data) = self.tensors.get(name) else {
+            return Err(CheckpointError::Missing { path: path(), name: name.into(), want: meta });
         };
-        let data = self.tensors.get(name).ok_or_else(|| other("nothing".into()))?;
         if data.meta != meta {
-            return Err(other(data.meta.to_string()));
+            let (want, got) = (format!("{name} of {meta}"), data.meta.to_string());
+            return Err(CheckpointError::Other { path: path(), want, got });
         }
         Ok(device.persistent(|| Tensor::from_data(data.clone(), device)))
     }
+
+    /// Brings every parameter of `model` to what stands here under `prefix` and its path, on its own device. Tied weights
+    /// are one tensor under the first of their paths, and stay tied; what was frozen stays so. Where something is missing
+    /// or has another shape, the model is left as it was.
+    pub fn restore(&self, prefix: &str, model: &mut dyn Module) -> Result<(), CheckpointError> {
+        let mut found = Vec::new();
+        for (path, old) in model.distinct() {
+            let new = self.tensor(&format!("{prefix}{path}"), old.meta(), &old.device())?;
+            found.push(if old.is_leaf() { new.requires_grad() } else { new });
+        }
+        let mut found = found.into_iter();
+        model.replace(&mut |_, _| found.next());
+        Ok(())
+    }
+}
+
+/// The head of a safetensors file: the length of what follows, and JSON that names the parts in their order. Written
+/// here because the names are sorted here: a map in random order would give equal checkpoints other bytes.
+fn head(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    order: &[(&String, &Data)],
+) -> Result<Vec<u8>, CheckpointError> {
+    let failed =
+        |reason: String| CheckpointError::File { path: path.into(), source: std::io::Error::other(reason) };
+    let mut parts = BTreeMap::from([(WORDS, serde_json::json!(metadata))]);
+    let mut end = 0;
+    for (name, data) in order {
+        let dtype = dtype(data.meta.dtype).ok_or_else(|| CheckpointError::Other {
+            path: path.into(),
+            want: "a dtype that safetensors have".into(),
+            got: data.meta.dtype.name().into(),
+        })?;
+        let data_offsets = (end, end + data.bytes.len());
+        end = data_offsets.1;
+        let info = TensorInfo { dtype, shape: data.meta.shape.to_vec(), data_offsets };
+        parts.insert(name.as_str(), serde_json::to_value(info).map_err(|e| failed(e.to_string()))?);
+    }
+    let mut text = serde_json::to_vec(&parts).map_err(|e| failed(e.to_string()))?;
+    text.resize(text.len().next_multiple_of(8), b' ');
+    if text.len() as u64 > LONGEST_HEAD {
+        return Err(failed("its names and words are too long for a safetensors file".into()));
+    }
+    let mut head = (text.len() as u64).to_le_bytes().to_vec();
+    head.append(&mut text);
+    Ok(head)
+}
+
+/// The step and the words that the head of a file states, if it is a checkpoint's.
+fn told(path: &Path) -> Option<(u64, BTreeMap<String, String>)> {
+    let mut file = File::open(path).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let length = u64::from_le_bytes(length);
+    if length > LONGEST_HEAD {
+        return None;
+    }
+    let mut text = Vec::new();
+    file.take(length).read_to_end(&mut text).ok()?;
+    let mut head: serde_json::Value = serde_json::from_slice(&text).ok()?;
+    let mut words: BTreeMap<String, String> = serde_json::from_value(head.get_mut(WORDS)?.take()).ok()?;
+    let step = words.remove(STEP)?.parse().ok()?;
+    words.remove(SUM)?;
+    Some((step, words))
 }
 
 /// The checkpoints of a folder, oldest first.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut found = Vec::new();
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(found),
-        Err(source) => return Err(CheckpointError::File { path: folder.into(), source }),
-    };
+    let entries =
+        fs::read_dir(folder).map_err(|source| CheckpointError::File { path: folder.into(), source })?;
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -240,17 +351,22 @@ mod tests {
     #[test]
     fn what_was_saved_is_read() {
         let folder = folder("round");
+        let missing = Checkpoint::latest(&folder).unwrap_err();
+        assert!(matches!(&missing, CheckpointError::File { path, .. } if *path == folder), "{missing}");
+        Checkpoint::prepare(&folder).unwrap();
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "a trial leaves nothing");
         assert!(Checkpoint::latest(&folder).unwrap().0.is_none());
         (1..=4).for_each(|step| drop(save(&folder, step)));
         let (latest, bad) = Checkpoint::latest(&folder).unwrap();
         let latest = latest.unwrap();
-        assert_eq!((latest.step, bad.len(), list(&folder).unwrap().len()), (4, 0, KEPT));
+        assert_eq!((latest.step, bad.len(), list(&folder).unwrap().len()), (4, 0, 4));
         latest.expect("recipe", "test").unwrap();
         assert!(latest.expect("recipe", "other").is_err());
         let a = latest.tensor("a", Meta::new(DType::F32, [2]), &Device::cpu()).unwrap();
         assert_eq!(a.to_vec::<f32>().unwrap(), [4.0, 2.0]);
         assert!(latest.tensor("a", Meta::new(DType::F32, [3]), &Device::cpu()).is_err());
-        assert!(latest.tensor("b", Meta::new(DType::F32, [2]), &Device::cpu()).is_err());
+        let error = latest.tensor("b", Meta::new(DType::F32, [2]), &Device::cpu()).unwrap_err();
+        assert!(error.to_string().ends_with("it has no tensor named b; one of f32[2] is needed"), "{error}");
         fs::remove_dir_all(&folder).unwrap();
     }
 
@@ -271,6 +387,87 @@ mod tests {
             fs::write(&newest, &bytes[..end]).unwrap();
             assert!(Checkpoint::read(&newest).is_err(), "cut at {end}");
         }
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    fn words(recipe: &str) -> BTreeMap<String, String> {
+        BTreeMap::from([("recipe".to_string(), recipe.to_string())])
+    }
+
+    #[test]
+    fn a_save_deletes_nothing_and_pruning_only_what_is_older_of_the_same_job() {
+        let folder = folder("kept");
+        [10, 20, 30, 40].iter().for_each(|&step| drop(save(&folder, step)));
+        // Another job in the same folder starts at the beginning.
+        let x = [("x".to_string(), Tensor::ones([1], &Device::cpu()))];
+        let other = Checkpoint::save(&folder, 5, &words("other"), &x).unwrap();
+        assert!(other.exists());
+        let steps = || -> Vec<u64> {
+            list(&folder).unwrap().iter().map(|path| Checkpoint::read(path).unwrap().step).collect()
+        };
+        assert_eq!(steps(), [5, 10, 20, 30, 40]);
+        fs::write(folder.join("step-0000000001.safetensors"), b"not one").unwrap();
+        let gone = Checkpoint::prune(&folder, &words("test"), 30, 2).unwrap();
+        assert_eq!(gone, [folder.join("step-0000000010.safetensors")]);
+        fs::remove_file(folder.join("step-0000000001.safetensors")).unwrap();
+        assert_eq!(steps(), [5, 20, 30, 40], "40 is later than the step asked for");
+        // A run that begins again below what an earlier one left keeps what it has just written.
+        let newest = save(&folder, 15);
+        Checkpoint::prune(&folder, &words("test"), 15, 1).unwrap();
+        assert!(newest.exists());
+        assert_eq!(steps(), [5, 15, 20, 30, 40]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn equal_checkpoints_have_equal_bytes() {
+        let (one, two) = (folder("equal-1"), folder("equal-2"));
+        let device = Device::cpu();
+        let words: BTreeMap<_, _> = (0..20).map(|i| (format!("word {i}"), i.to_string())).collect();
+        let tensors: Vec<_> = (0..20)
+            .map(|i| {
+                let dtype = [DType::F32, DType::I64, DType::U8, DType::BF16][i % 4];
+                (format!("tensor {i}"), Tensor::full([i], i, dtype, &device))
+            })
+            .collect();
+        let reversed: Vec<_> = tensors.iter().rev().cloned().collect();
+        let first = fs::read(Checkpoint::save(&one, 3, &words, &tensors).unwrap()).unwrap();
+        let second = fs::read(Checkpoint::save(&two, 3, &words, &reversed).unwrap()).unwrap();
+        assert!(first == second);
+        // Others read it too.
+        let file = SafeTensors::deserialize(&first).unwrap();
+        assert_eq!(file.tensor("tensor 5").unwrap().shape(), [5]);
+        [one, two].iter().for_each(|folder| fs::remove_dir_all(folder).unwrap());
+    }
+
+    #[test]
+    fn foreign_files_and_hostile_shapes_are_typed_errors() {
+        let folder = folder("foreign");
+        fs::create_dir_all(&folder).unwrap();
+        let write = |head: &str, data: &[u8]| {
+            let path = folder.join("step-0000000001.safetensors");
+            let bytes = [&(head.len() as u64).to_le_bytes()[..], head.as_bytes(), data].concat();
+            fs::write(&path, bytes).unwrap();
+            path
+        };
+        let part = |shape: &str| format!(r#""a":{{"dtype":"F32","shape":{shape},"data_offsets":[0,4]}}"#);
+        let foreign = Checkpoint::read(&write(&format!("{{{}}}", part("[1]")), &[0; 4])).unwrap_err();
+        assert!(matches!(foreign, CheckpointError::Foreign { missing: "step", .. }), "{foreign}");
+        assert!(foreign.to_string().contains("not a Kiln checkpoint"), "{foreign}");
+        for shape in ["[1,1,1,1,1,1,1,1,1]", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]"] {
+            let head = format!(r#"{{"__metadata__":{{"step":"1","sha256":"x"}},{}}}"#, part(shape));
+            let deep = Checkpoint::read(&write(&head, &[0; 4])).unwrap_err();
+            let CheckpointError::Damaged { reason, .. } = &deep else { panic!("{deep}") };
+            assert!(reason.contains("rank"), "{reason}");
+        }
+        let x = || Tensor::ones([1], &Device::cpu());
+        let twice = [("x".to_string(), x()), ("x".to_string(), x())];
+        assert!(matches!(
+            Checkpoint::save(&folder, 1, &words("w"), &twice),
+            Err(CheckpointError::Name { .. })
+        ));
+        let own = BTreeMap::from([("step".to_string(), "9".to_string())]);
+        assert!(matches!(Checkpoint::save(&folder, 1, &own, &twice[..1]), Err(CheckpointError::Name { .. })));
         fs::remove_dir_all(&folder).unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! Models as trees of parameters.
 
 use kiln_tensor::Tensor;
+use std::collections::{HashMap, HashSet};
 
 /// A part of a model: something with parameters at paths such as `blocks.3.weight`.
 pub trait Module {
@@ -10,16 +11,38 @@ pub trait Module {
     /// Like [`Module::visit`], with parameters that may be replaced.
     fn visit_mut(&mut self, path: &str, f: &mut dyn FnMut(&str, &mut Tensor));
 
-    /// All parameters with their paths.
+    /// All parameters with their paths. One that stands in several places, as tied weights do, is listed at each.
     fn parameters(&self) -> Vec<(String, Tensor)> {
         let mut all = Vec::new();
         self.visit("", &mut |path, tensor| all.push((path.to_string(), tensor.clone())));
         all
     }
 
-    /// How many numbers the model has to learn.
+    /// Each parameter once, under the first of its paths: tied weights are one parameter.
+    fn distinct(&self) -> Vec<(String, Tensor)> {
+        let (mut all, mut known) = (Vec::new(), HashSet::new());
+        self.visit("", &mut |path, tensor| {
+            if known.insert(tensor.identity()) {
+                all.push((path.to_string(), tensor.clone()));
+            }
+        });
+        all
+    }
+
+    /// Puts what `f` gives in the place of each parameter; `None` leaves it. `f` is asked once for each parameter, with
+    /// the first of its paths, so that tied weights stay tied.
+    fn replace(&mut self, f: &mut dyn FnMut(&str, &Tensor) -> Option<Tensor>) {
+        let mut known: HashMap<_, Option<Tensor>> = HashMap::new();
+        self.visit_mut("", &mut |path, tensor| {
+            if let Some(new) = known.entry(tensor.identity()).or_insert_with(|| f(path, tensor)) {
+                *tensor = new.clone();
+            }
+        });
+    }
+
+    /// How many numbers the model has to learn; tied weights count once.
     fn parameter_count(&self) -> usize {
-        self.parameters().iter().map(|(_, tensor)| tensor.numel()).sum()
+        self.distinct().iter().map(|(_, tensor)| tensor.numel()).sum()
     }
 }
 

@@ -97,9 +97,10 @@ impl Device {
         Device::decorate(Arc::new(driver), &self.0.address)
     }
 
-    /// The same device with every operation timed. The trace goes to `path` when the device is flushed.
+    /// The same device with every operation timed. The trace goes to `path` as it grows: it is
+    /// whole however the program ends.
     pub fn profiled(&self, path: Option<std::path::PathBuf>) -> Result<(Device, Arc<Profile>), Error> {
-        let profile = Arc::new(Profile::new(self.0.driver.clone(), path));
+        let profile = Arc::new(Profile::new(self.0.driver.clone(), path)?);
         Ok((Device::decorate(profile.clone(), &self.0.address)?, profile))
     }
 

@@ -37,4 +37,4 @@ pub use kiln_cpu::pool::{set_threads, threads};
 pub use kiln_device::{
     Bytes, Data, DeviceInfo, Error, Host, Memory, Origin, Pending, Scope, ScopeGuard, Usage, scope,
 };
-pub use kiln_ir::{DType, Meta, OpError, Shape, promote};
+pub use kiln_ir::{DType, MAX_RANK, Meta, OpError, Shape, promote};

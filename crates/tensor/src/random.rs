@@ -5,7 +5,7 @@ use crate::{DType, Device, Number, Shape, Tensor};
 use kiln_device::method;
 use kiln_ir::{Op, RandomKind, philox};
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
 
 /// A stream of random numbers, named by a seed and a path of words.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,16 +31,32 @@ impl Generator {
     }
 }
 
-static SEED: AtomicU64 = AtomicU64::new(0);
+/// The process's seed, and how many threads draw from it.
+static SEED: Mutex<(u64, u64)> = Mutex::new((0, 0));
+/// Sets the streams of threads apart from paths of a user's own.
+const THREADS: u64 = 0x7468_7265_6164;
 
 thread_local! {
     static CURRENT: RefCell<Option<Generator>> = const { RefCell::new(None) };
 }
 
-/// Starts this thread's stream, and that of every thread which has not drawn yet, from `seed`.
+/// Starts this thread's stream from `seed`, and those of threads that have not drawn yet: each gets one of its own, by
+/// the order in which they first draw. Where that order is open, give each a [`Generator`] with [`with_generator`].
+/// Without a seed, the first thread that draws has the stream of seed 0.
 pub fn seed(seed: u64) {
-    SEED.store(seed, Ordering::Relaxed);
+    *SEED.lock().unwrap_or_else(|e| e.into_inner()) = (seed, 1);
     CURRENT.set(Some(Generator::new(seed)));
+}
+
+/// The stream of a thread that draws for the first time.
+fn first() -> Generator {
+    let mut state = SEED.lock().unwrap_or_else(|e| e.into_inner());
+    let root = Generator::new(state.0);
+    state.1 += 1;
+    match state.1 - 1 {
+        0 => root,
+        thread => root.child(&[THREADS, thread]),
+    }
 }
 
 /// Runs `f` with its random numbers drawn from `generator`.
@@ -57,15 +73,11 @@ pub fn with_generator<T>(generator: Generator, f: impl FnOnce() -> T) -> T {
 
 /// The state of this thread's stream.
 pub(crate) fn current() -> Generator {
-    CURRENT.with_borrow_mut(|current| {
-        current.get_or_insert_with(|| Generator::new(SEED.load(Ordering::Relaxed))).clone()
-    })
+    CURRENT.with_borrow_mut(|current| current.get_or_insert_with(first).clone())
 }
 
 fn draw() -> (u64, u64) {
-    CURRENT.with_borrow_mut(|current| {
-        current.get_or_insert_with(|| Generator::new(SEED.load(Ordering::Relaxed))).next()
-    })
+    CURRENT.with_borrow_mut(|current| current.get_or_insert_with(first).next())
 }
 
 #[track_caller]

@@ -2,7 +2,7 @@
 
 use crate::{Element, Error, Tensor, lane};
 use kiln_device::{Bytes, Data, Pending};
-use kiln_ir::Op;
+use kiln_ir::{DType, Op, Scalar};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -55,20 +55,26 @@ impl Tensor {
         elements(self.to_data_timeout(limit)?)
     }
 
-    /// The only element. `T` must be the tensor's dtype.
+    /// The only element. Any dtype can be read as a float, rounded to nearest, and an integer or a bool as every integer
+    /// type that holds its value. A float is not read as an integer: [`Tensor::to_dtype`] converts it.
     pub fn item<T: Element>(&self) -> Result<T, Error> {
-        one(self.numel(), self.to_vec()?)
+        only(self.numel())?;
+        element(self.to_data()?)
     }
 
     /// Like [`Tensor::item`], awaited.
     pub fn item_async<T: Element>(&self) -> impl Future<Output = Result<T, Error>> + Send + use<T> {
-        let (count, pending) = (self.numel(), self.to_vec_async());
-        async move { one(count, pending.await?) }
+        let (count, pending) = (self.numel(), self.to_data_async());
+        async move {
+            only(count)?;
+            element(pending.await?)
+        }
     }
 
     /// Like [`Tensor::item`], with a limit on the wait.
     pub fn item_timeout<T: Element>(&self, limit: Duration) -> Result<T, Error> {
-        one(self.numel(), self.to_vec_timeout(limit)?)
+        only(self.numel())?;
+        element(self.to_data_timeout(limit)?)
     }
 }
 
@@ -79,9 +85,33 @@ fn elements<T: Element>(data: Data) -> Result<Vec<T>, Error> {
     Ok(T::from_bytes(&data.bytes))
 }
 
-fn one<T>(count: usize, mut items: Vec<T>) -> Result<T, Error> {
-    match (items.pop(), count) {
-        (Some(item), 1) => Ok(item),
-        _ => Err(Error::NotOne(count)),
+fn only(count: usize) -> Result<(), Error> {
+    if count == 1 { Ok(()) } else { Err(Error::NotOne(count)) }
+}
+
+/// The only element of `data` as `T`, if it has that value there.
+fn element<T: Element>(data: Data) -> Result<T, Error> {
+    let (got, want) = (data.meta.dtype, T::DTYPE);
+    let other = || Error::DType { want, got };
+    let mut bytes = [0; 8];
+    match data.bytes.get(..got.size()) {
+        Some(own) if !got.is_quantised() => bytes[..own.len()].copy_from_slice(own),
+        _ => return Err(other()),
     }
+    let item = Scalar::from_bits(got, u64::from_le_bytes(bytes));
+    let item = if got == want {
+        item
+    } else if want.is_float() {
+        Scalar::from_f64(want, item.to_f64())
+    } else if want.is_int() && !got.is_float() {
+        let integer = |x: Scalar| if x.dtype() == DType::U64 { x.bits() as i128 } else { x.to_i64() as i128 };
+        let converted = Scalar::from_bits(want, item.to_i64() as u64);
+        if integer(converted) != integer(item) {
+            return Err(other());
+        }
+        converted
+    } else {
+        return Err(other());
+    };
+    T::from_bytes(&item.to_bytes()).pop().ok_or_else(other)
 }

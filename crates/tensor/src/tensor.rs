@@ -62,6 +62,11 @@ impl Tensor {
         self.value.device().clone()
     }
 
+    /// Names this tensor in the process: clones have the same, so that weights which several layers share are known.
+    pub fn identity(&self) -> (u64, Option<u64>) {
+        (self.value.id.0, self.leaf())
+    }
+
     /// The results of an operation on tensors of one device. The methods of this type are made of this; it is public
     /// for custom operations and tools.
     ///

@@ -83,3 +83,11 @@ fn composites_of_half_precision_round_once() {
         assert_eq!(far, 0.0, "method {i}");
     }
 }
+
+#[test]
+fn a_number_on_the_left_needs_no_type_even_before_a_method() {
+    let p = Tensor::from_slice(&[0.5f32, 0.75], [2], &Device::cpu());
+    assert_eq!((1.0 - &p).sqrt().to_vec::<f32>().unwrap(), [0.5f32.sqrt(), 0.5]);
+    assert_eq!((2 * &p).square().to_vec::<f32>().unwrap(), [1.0, 2.25]);
+    assert_eq!((1.0 / (p + 1e-6)).clamp(None, Some(1.0)).to_vec::<f32>().unwrap(), [1.0, 1.0]);
+}

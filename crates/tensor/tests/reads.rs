@@ -2,7 +2,7 @@
 
 use kiln_ir::custom::{CustomOp, register};
 use kiln_ir::{CustomCall, Op};
-use kiln_tensor::{Device, Error, Meta, OpError, Tensor};
+use kiln_tensor::{DType, Device, Error, Meta, OpError, Tensor};
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Once};
@@ -120,4 +120,27 @@ fn reads_are_checked() {
     assert_eq!(x.item::<f32>(), Err(Error::NotOne(2)));
     assert_eq!(block_on(x.item_async::<f32>()), Err(Error::NotOne(2)));
     assert_eq!(Tensor::zeros([0], &Device::cpu()).item::<f32>(), Err(Error::NotOne(0)));
+}
+
+#[test]
+fn item_converts_where_the_value_stays() {
+    let device = Device::cpu();
+    let number = |x: f64, dtype: DType| Tensor::full([], x, dtype, &device);
+    assert_eq!(number(1.5, DType::BF16).item::<f32>().unwrap(), 1.5);
+    assert_eq!(number(1.5, DType::F16).item::<f64>().unwrap(), 1.5);
+    assert_eq!(number(0.1, DType::F64).item::<f32>().unwrap(), 0.1f32);
+    assert_eq!(number(0.1, DType::F32).item::<f64>().unwrap(), 0.1f32 as f64);
+    assert_eq!(number(-3.0, DType::I64).item::<f32>().unwrap(), -3.0);
+    assert_eq!(number(-3.0, DType::I64).item::<i8>().unwrap(), -3);
+    assert_eq!(number(200.0, DType::U8).item::<i64>().unwrap(), 200);
+    assert_eq!(number(1.0, DType::Bool).item::<u8>().unwrap(), 1);
+    let refused = |want: DType, got: DType| Some(Error::DType { want, got });
+    assert_eq!(number(-3.0, DType::I64).item::<u64>().err(), refused(DType::U64, DType::I64));
+    assert_eq!(number(200.0, DType::U8).item::<i8>().err(), refused(DType::I8, DType::U8));
+    assert_eq!(number(2.0, DType::F32).item::<i64>().err(), refused(DType::I64, DType::F32));
+    assert_eq!(number(1.0, DType::I64).item::<bool>().err(), refused(DType::Bool, DType::I64));
+    let large = Tensor::from_vec(vec![u64::MAX], [1], &device);
+    assert_eq!(large.item::<u64>().unwrap(), u64::MAX);
+    assert_eq!(large.item::<i64>().err(), refused(DType::I64, DType::U64));
+    assert_eq!(large.expand([2]).item::<u64>().err(), Some(Error::NotOne(2)));
 }

@@ -3,6 +3,7 @@
 use super::job::{self, Recipe};
 use kiln::ir::philox;
 use kiln::prelude::*;
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::PathBuf;
 
@@ -49,16 +50,14 @@ impl CharGpt {
     pub fn new(args: &Args) -> Result<CharGpt, Box<dyn Error>> {
         let path = args.text.display();
         let text = std::fs::read_to_string(&args.text).map_err(|e| format!("{path}: {e}"))?;
-        let mut characters: Vec<char> = text.chars().collect();
-        characters.sort_unstable();
-        characters.dedup();
-        if characters.len() > 256 {
-            // The rarest go by one sign, so that any text will do.
-            characters.truncate(255);
+        let known = alphabet(&text);
+        // Where there are more, the rarest go by one sign, so that any text will do.
+        let place = |c: char| known.binary_search(&c).unwrap_or(known.len()) as u8;
+        let text: Vec<u8> = text.chars().map(place).collect();
+        let mut characters = known;
+        if text.iter().any(|&c| c as usize == characters.len()) {
             characters.push('\u{fffd}');
         }
-        let place = |c: char| characters.binary_search(&c).unwrap_or(characters.len() - 1) as u8;
-        let text: Vec<u8> = text.chars().map(place).collect();
         let least = 2 * TEST * (args.context + 1);
         if text.len() < least {
             return Err(format!("{path}: {} characters are too few, {least} are needed", text.len()).into());
@@ -86,6 +85,20 @@ impl CharGpt {
         let ids = Tensor::from_vec::<i64>(cut(0), shape, device);
         (ids, Tensor::from_vec::<i64>(cut(1), [starts.len() * self.context], device))
     }
+}
+
+/// The characters of a text in order; the 255 most frequent of more than 256, the lower of equally frequent ones.
+fn alphabet(text: &str) -> Vec<char> {
+    let mut counts = BTreeMap::new();
+    text.chars().for_each(|c| *counts.entry(c).or_insert(0u64) += 1);
+    let mut kinds: Vec<(char, u64)> = counts.into_iter().collect();
+    if kinds.len() > 256 {
+        // Stable: equally frequent ones stay in order.
+        kinds.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        kinds.truncate(255);
+        kinds.sort_unstable();
+    }
+    kinds.into_iter().map(|(c, _)| c).collect()
 }
 
 struct Block {
@@ -185,5 +198,23 @@ impl Recipe for CharGpt {
         let (ids, next) = self.samples(&starts, device);
         let loss = no_grad(|| model.forward(&ids).cross_entropy(&next)).item::<f32>()?;
         Ok(vec![("test loss", loss as f64)])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_frequent_characters_are_kept() {
+        assert_eq!(alphabet("banana"), ['a', 'b', 'n']);
+        let all: String = (0..256).map(|i| char::from_u32(0x100 + i).unwrap()).collect();
+        assert_eq!(alphabet(&all).len(), 256);
+        // 300 rare ones below, and frequent ones above them.
+        let rare: String = (0..300).map(|i| char::from_u32(0x100 + i).unwrap()).collect();
+        let known = alphabet(&(rare + &"日本語".repeat(5)));
+        assert_eq!(known.len(), 255);
+        assert!(['日', '本', '語'].iter().all(|c| known.binary_search(c).is_ok()));
+        assert!(known.binary_search(&char::from_u32(0x100 + 299).unwrap()).is_err());
     }
 }

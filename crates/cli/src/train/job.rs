@@ -40,8 +40,11 @@ pub struct Args {
     #[arg(long)]
     pub checkpoint: Option<PathBuf>,
     /// Steps between checkpoints.
-    #[arg(long, default_value_t = 200, requires = "checkpoint")]
+    #[arg(long, default_value_t = 200, requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
     pub every: u64,
+    /// Checkpoints of this job to keep, the newest; all by default.
+    #[arg(long, requires = "checkpoint", value_parser = clap::value_parser!(u64).range(1..))]
+    pub keep: Option<u64>,
     /// Go on from the newest checkpoint.
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
@@ -119,6 +122,9 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
     let place = Rendezvous::from_env()?.filter(|place| place.world > 1);
     let devices = devices(args, place.as_ref())?;
     let ranks = place.as_ref().map_or(devices.len(), |place| place.world);
+    if let Some(folder) = args.checkpoint.as_ref().filter(|_| place.as_ref().is_none_or(|p| p.rank == 0)) {
+        Checkpoint::prepare(folder)?;
+    }
     let saved = saved(args)?;
     let before = saved.as_ref().and_then(|c| c.words.get("shards")).and_then(|k| k.parse().ok());
     let count = args.shards.or(before).unwrap_or(ranks);
@@ -168,6 +174,9 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         let due = (step + 1) % args.every == 0 || step + 1 == steps;
         if let Some(folder) = args.checkpoint.as_ref().filter(|_| due && speaks) {
             Checkpoint::save(folder, step + 1, &words, &state(&workers[0]))?;
+            if let Some(keep) = args.keep {
+                Checkpoint::prune(folder, &words, step + 1, usize::try_from(keep).unwrap_or(usize::MAX))?;
+            }
         }
     }
     report.done();
@@ -237,6 +246,10 @@ fn saved(args: &Args) -> Result<Option<Checkpoint>, Box<dyn Error>> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     // A launcher that starts a job again says so.
     let restarted = std::env::var("KILN_RESTART").is_ok_and(|v| !v.is_empty() && v != "0");
+    // Another rank makes the folder.
+    if !folder.exists() {
+        return Ok(None);
+    }
     let (newest, bad) = Checkpoint::latest(folder)?;
     bad.iter().for_each(|e| eprintln!("kiln: warning: {e}; using an older checkpoint"));
     let Some(newest) = newest else {
@@ -262,18 +275,7 @@ fn restore<M: Module>(
     words.iter().try_for_each(|(word, want)| newest.expect(word, want))?;
     for worker in workers {
         let device = worker.device.clone();
-        let mut failed = None;
-        worker.model.visit_mut("", &mut |path, parameter| match newest.tensor(
-            &format!("model.{path}"),
-            parameter.meta(),
-            &device,
-        ) {
-            Ok(tensor) => *parameter = tensor.requires_grad(),
-            Err(e) => drop(failed.get_or_insert(e)),
-        });
-        if let Some(e) = failed {
-            return Err(e.into());
-        }
+        newest.restore("model.", &mut worker.model)?;
         let saved =
             newest.tensors.iter().filter_map(|(name, data)| Some((name.strip_prefix("optimizer.")?, data)));
         let saved = saved.map(|(name, data)| (name.to_string(), Tensor::from_data(data.clone(), &device)));
@@ -287,7 +289,7 @@ fn restore<M: Module>(
 
 /// Everything that a worker would need to go on.
 fn state<M: Module>(worker: &Worker<M>) -> Vec<(String, Tensor)> {
-    let model = worker.model.parameters().into_iter().map(|(path, t)| (format!("model.{path}"), t));
+    let model = worker.model.distinct().into_iter().map(|(path, t)| (format!("model.{path}"), t));
     let optimizer = worker.optimizer.state().into_iter().map(|(name, t)| (format!("optimizer.{name}"), t));
     model.chain(optimizer).collect()
 }
