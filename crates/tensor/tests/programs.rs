@@ -128,7 +128,7 @@ fn run(device: &Device, steps: &[Step], seals: bool) -> Vec<Data> {
             values.push(made);
         }
         if let Some(n) = step.forget.filter(|_| values.len() > 1) {
-            values.swap_remove(n as usize % values.len());
+            drop(values.swap_remove(n as usize % values.len()));
         }
     }
     values.iter().map(|t| t.to_data().unwrap()).collect()
