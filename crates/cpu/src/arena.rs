@@ -5,13 +5,15 @@
 //! Memory from the system starts zeroed and buffers are never shrunk below what was initialised, so every byte of
 //! every buffer is initialised (with zeros or with a former tensor). Blocks smaller than a huge page are cut from
 //! mappings that have some, one after another, and a mapping goes with its last block. Called by the CPU device.
+//! All of it, and what kernels reserve for temporaries outside, is drawn from the process's budget. With `KILN_GUARD=1`
+//! every buffer has a mapping of its own between pages that nobody may touch, so that a kernel that runs past it faults.
 //! Deliberately absent: splitting and merging of freed blocks, per-thread caches.
 
-use kiln_device::Bytes;
+use kiln_device::{Budget, Bytes, Error, Share};
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Alignment in bytes of every buffer: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
@@ -19,7 +21,11 @@ pub const ALIGN: usize = 64;
 /// A caching allocator with a limit and counters; shared by its buffers.
 pub struct Arena {
     state: Mutex<State>,
+    budget: Arc<Budget>,
 }
+
+/// All arenas: where the process's budget is used up, what others keep for reuse goes first.
+static ARENAS: Mutex<Vec<Weak<Arena>>> = Mutex::new(Vec::new());
 
 /// How a buffer's memory is treated when it is dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +64,7 @@ pub struct Exhausted {
     pub asked: usize,
     /// Bytes left under the limit with all caches dropped; 0 where it was the system that refused.
     pub free: usize,
-    /// The arena's limit.
+    /// The limit that it does not fit: the arena's or the process's. None where it was the system that refused.
     pub limit: Option<usize>,
 }
 
@@ -74,6 +80,51 @@ impl fmt::Display for Exhausted {
 
 impl std::error::Error for Exhausted {}
 
+impl From<Exhausted> for Error {
+    fn from(e: Exhausted) -> Error {
+        Error::OutOfMemory { asked: e.asked, free: e.free, limit: e.limit.unwrap_or(usize::MAX) }
+    }
+}
+
+/// Bytes that are held outside of buffers, counted by an arena as if they were one.
+pub struct Reserved {
+    arena: Arc<Arena>,
+    share: Share,
+}
+
+impl Reserved {
+    /// How many.
+    pub fn bytes(&self) -> usize {
+        self.share.bytes()
+    }
+
+    /// Takes more or gives some back, so that it holds `bytes`. After an error it is as before.
+    pub fn resize(&mut self, bytes: usize) -> Result<(), Exhausted> {
+        let held = self.bytes();
+        let Some(more) = bytes.checked_sub(held) else {
+            self.arena.state().stats.live_bytes -= held - bytes;
+            // Giving back does not fail.
+            let _ = self.share.resize(bytes);
+            return Ok(());
+        };
+        let trimmed = self.arena.state().hold(more)?;
+        drop(trimmed);
+        if let Err(e) = self.arena.drawn(more, || self.share.resize(bytes)) {
+            self.arena.state().stats.live_bytes -= more;
+            return Err(e);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        let mut state = self.arena.state();
+        state.stats.live_bytes -= self.share.bytes();
+        state.stats.live_buffers -= 1;
+    }
+}
+
 /// A block of memory aligned to [`ALIGN`], given back to its arena on drop. Its content at first is unspecified but
 /// initialised.
 pub struct Buffer {
@@ -87,11 +138,29 @@ pub struct Buffer {
 }
 
 impl Arena {
-    /// An empty arena.
+    /// An empty arena, within the process's budget.
     pub fn new(limit: Option<usize>) -> Arc<Arena> {
+        Arena::within(limit, Budget::process().clone())
+    }
+
+    /// An empty arena that draws from this budget.
+    pub fn within(limit: Option<usize>, budget: Arc<Budget>) -> Arc<Arena> {
         let stats = ArenaStats { limit, ..ArenaStats::default() };
         let state = State { stats, free: [const { Vec::new() }; CLASSES], open: None };
-        Arc::new(Arena { state: Mutex::new(state) })
+        let arena = Arc::new(Arena { state: Mutex::new(state), budget });
+        let mut all = ARENAS.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|arena| arena.strong_count() > 0);
+        all.push(Arc::downgrade(&arena));
+        arena
+    }
+
+    /// Counts bytes that are about to be held outside of buffers: temporaries of kernels.
+    pub fn reserve(self: &Arc<Self>, bytes: usize) -> Result<Reserved, Exhausted> {
+        let share = self.budget.take(0).unwrap_or_else(|_| unreachable!("nothing is always there"));
+        self.state().stats.live_buffers += 1;
+        let mut reserved = Reserved { arena: self.clone(), share };
+        reserved.resize(bytes)?;
+        Ok(reserved)
     }
 
     /// A buffer of `bytes` bytes, or the reason why not. Under a limit, caches are dropped before it is refused.
@@ -104,7 +173,8 @@ impl Arena {
     /// that this makes no heap call then.
     pub fn share(self: &Arc<Self>, bytes: usize, place: Place) -> Result<Arc<Buffer>, Exhausted> {
         let size = match place {
-            Place::Reuse => class_size(bytes),
+            Place::Reuse if !*GUARD => class_size(bytes),
+            Place::Reuse => (bytes < MAX_BYTES).then_some(bytes),
             Place::Persistent => (bytes < MAX_BYTES).then_some(bytes),
         };
         let Some(size) = size else { return Err(self.state().refuse(bytes)) };
@@ -114,11 +184,10 @@ impl Arena {
             Admitted::Fresh(trimmed) => {
                 drop(trimmed);
                 match self.fresh(size, place) {
-                    Some(block) => Arc::new(Buffer { block, len: bytes, place, arena: None, lent: None }),
-                    None => {
-                        let mut state = self.state();
-                        state.retire(size, place);
-                        return Err(Exhausted { asked: bytes, free: 0, limit: state.stats.limit });
+                    Ok(block) => Arc::new(Buffer { block, len: bytes, place, arena: None, lent: None }),
+                    Err(e) => {
+                        self.state().retire(size, place);
+                        return Err(Exhausted { asked: bytes, ..e });
                     }
                 }
             }
@@ -137,7 +206,7 @@ impl Arena {
         let mut state = arena.state();
         state.retire(size, place);
         match place {
-            Place::Reuse if size > 0 => state.cache(shared),
+            Place::Reuse if size > 0 && !*GUARD => state.cache(shared),
             // Unmapping can take long, so not under the lock.
             Place::Reuse | Place::Persistent => drop((state, shared)),
         }
@@ -181,21 +250,37 @@ impl Arena {
         state.stats.peak_bytes = state.stats.used();
     }
 
-    /// Asks the system, and once more after dropping the caches.
-    fn fresh(&self, size: usize, place: Place) -> Option<Block> {
+    /// Asks the budget and the system, and once more after dropping the caches.
+    fn fresh(&self, size: usize, place: Place) -> Result<Block, Exhausted> {
+        let share = self.drawn(size, || self.budget.take(size))?;
         let ask = || {
             let mut state = self.state();
             state.stats.system_allocs += u64::from(size > 0);
-            if place == Place::Reuse && (CUT..pages::LARGE.min(CHUNK)).contains(&size) {
+            if place == Place::Reuse && !*GUARD && (CUT..pages::LARGE.min(CHUNK)).contains(&size) {
                 return state.cut(size);
             }
             drop(state);
             Block::new(size)
         };
-        ask().or_else(|| {
-            self.cleanup();
-            ask()
-        })
+        let mut block = ask()
+            .or_else(|| {
+                self.cleanup();
+                ask()
+            })
+            .ok_or(Exhausted { asked: size, free: 0, limit: None })?;
+        block.share = Some(share);
+        Ok(block)
+    }
+
+    /// What `draw` gets from the budget, if need be after all arenas dropped their caches.
+    fn drawn<T>(&self, asked: usize, mut draw: impl FnMut() -> Result<T, Error>) -> Result<T, Exhausted> {
+        if let Ok(drawn) = draw() {
+            return Ok(drawn);
+        }
+        let all: Vec<Weak<Arena>> = ARENAS.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        all.iter().filter_map(Weak::upgrade).for_each(|arena| arena.cleanup());
+        let (free, limit) = (self.budget.free(), Some(self.budget.limit()));
+        draw().map_err(|_| Exhausted { asked, free, limit })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -336,6 +421,17 @@ impl State {
         Ok(admitted)
     }
 
+    /// Counts bytes in that are held outside of buffers. Gives what has to be dropped for them.
+    fn hold(&mut self, bytes: usize) -> Result<Vec<Arc<Buffer>>, Exhausted> {
+        let limit = self.stats.limit.unwrap_or(usize::MAX);
+        let Some(left) = limit.saturating_sub(self.stats.used()).checked_sub(bytes) else {
+            return Err(self.refuse(bytes));
+        };
+        self.stats.live_bytes += bytes;
+        self.stats.peak_bytes = self.stats.peak_bytes.max(self.stats.used());
+        Ok(if self.stats.cached_bytes > left { self.trim() } else { Vec::new() })
+    }
+
     /// Counts a buffer out.
     fn retire(&mut self, size: usize, place: Place) {
         match place {
@@ -366,7 +462,7 @@ impl State {
         // SAFETY: the chunk has `size` bytes from there on.
         let ptr = unsafe { chunk.ptr.add(used) };
         self.open = Some((chunk.clone(), used + size));
-        Some(Block { ptr, size, home: Some(chunk) })
+        Some(Block { ptr, size, home: Some(chunk), share: None })
     }
 
     fn trim(&mut self) -> Vec<Arc<Buffer>> {
@@ -425,6 +521,8 @@ struct Block {
     size: usize,
     /// What it was cut from, which it keeps.
     home: Option<Arc<Block>>,
+    /// What it takes of the budget. A mapping takes nothing itself: what is cut from it does.
+    share: Option<Share>,
 }
 
 // SAFETY: a block is plain memory that it alone owns.
@@ -435,22 +533,35 @@ unsafe impl Sync for Block {}
 impl Block {
     fn empty() -> Block {
         let ptr = NonNull::without_provenance(std::num::NonZero::new(ALIGN).expect("not 0"));
-        Block { ptr, size: 0, home: None }
+        Block { ptr, size: 0, home: None, share: None }
     }
 
     fn new(size: usize) -> Option<Block> {
         if size == 0 {
             return Some(Block::empty());
         }
-        let ptr = if size >= pages::LARGE { pages::map(size) } else { system_zeroed(size) };
-        Some(Block { ptr: ptr?, size, home: None })
+        let ptr = match size {
+            _ if *GUARD => pages::map_guarded(size),
+            pages::LARGE.. => pages::map(size),
+            _ => system_zeroed(size),
+        };
+        Some(Block { ptr: ptr?, size, home: None, share: None })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.size == 0 || self.home.is_some() {
+        if self.size == 0 {
             return;
+        }
+        if self.home.is_some() {
+            // The mapping may live on for a long time, its pages need not.
+            // SAFETY: the block is a part of a mapping that it keeps, and nothing refers to it any more.
+            return unsafe { pages::discard(self.ptr, self.size) };
+        }
+        if *GUARD {
+            // SAFETY: `new` mapped it so, and nothing refers to it any more.
+            return unsafe { pages::unmap_guarded(self.ptr, self.size) };
         }
         if self.size >= pages::LARGE {
             // SAFETY: `new` mapped it with this size, and nothing refers to it any more.
@@ -461,6 +572,10 @@ impl Drop for Block {
         }
     }
 }
+
+/// `KILN_GUARD=1`: see the module head. Slow; for debugging and fuzzing.
+pub(crate) static GUARD: LazyLock<bool> =
+    LazyLock::new(|| std::env::var("KILN_GUARD").is_ok_and(|v| v == "1"));
 
 fn system_zeroed(size: usize) -> Option<NonNull<u8>> {
     let layout = Layout::from_size_align(size, ALIGN).ok()?;
@@ -478,6 +593,7 @@ unsafe fn system_free(ptr: NonNull<u8>, size: usize) {
 /// Large blocks on huge pages, which the system gives out zeroed.
 #[cfg(target_os = "linux")]
 mod pages {
+    use std::io::Write;
     use std::ptr::{NonNull, null_mut};
 
     /// The size of a huge page; smaller blocks cannot have one.
@@ -519,12 +635,84 @@ mod pages {
         // SAFETY: the whole mapping, as `map` left it.
         unsafe { libc::munmap(ptr.as_ptr().cast(), size.next_multiple_of(PAGE)) };
     }
+
+    /// Gives the whole pages of a part of a mapping back. The system may refuse, which costs only memory.
+    ///
+    /// # Safety
+    /// The part is of a mapping of this module, and nobody uses it any more.
+    pub unsafe fn discard(ptr: NonNull<u8>, size: usize) {
+        let before = ptr.as_ptr().align_offset(PAGE);
+        let len = size.saturating_sub(before) / PAGE * PAGE;
+        if len > 0 {
+            // SAFETY: the caller's promise.
+            unsafe { libc::madvise(ptr.as_ptr().wrapping_add(before).cast(), len, libc::MADV_DONTNEED) };
+        }
+    }
+
+    /// What is around a guarded block up to the pages that nobody may touch.
+    const PATTERN: u8 = 0xa5;
+
+    /// Where the pages of a guarded block are, seen from its first byte: how far before it, and how long.
+    fn around(size: usize) -> Option<(usize, usize)> {
+        let used = size.checked_next_multiple_of(super::ALIGN)?;
+        let pages = used.checked_next_multiple_of(PAGE)?;
+        Some((pages - used, pages))
+    }
+
+    /// A block that ends where a page begins that nobody may touch, but for what its alignment takes, and that has such a
+    /// page before it too.
+    pub fn map_guarded(size: usize) -> Option<NonNull<u8>> {
+        let (before, pages) = around(size)?;
+        let whole = pages.checked_add(2 * PAGE)?;
+        // SAFETY: a new private mapping touches no existing memory; what is opened lies in it, and so does what is
+        // filled.
+        unsafe {
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let start = libc::mmap(null_mut(), whole, libc::PROT_NONE, flags, -1, 0);
+            if start == libc::MAP_FAILED {
+                return None;
+            }
+            let first = start.cast::<u8>().wrapping_add(PAGE);
+            if libc::mprotect(first.cast(), pages, libc::PROT_READ | libc::PROT_WRITE) != 0 {
+                libc::munmap(start, whole);
+                return None;
+            }
+            first.write_bytes(PATTERN, before);
+            first.add(before + size).write_bytes(PATTERN, pages - before - size);
+            NonNull::new(first.add(before))
+        }
+    }
+
+    /// Ends the process if somebody wrote beside the block.
+    ///
+    /// # Safety
+    /// `ptr` came from `map_guarded(size)`.
+    pub unsafe fn unmap_guarded(ptr: NonNull<u8>, size: usize) {
+        let Some((before, pages)) = around(size) else { return };
+        // SAFETY: the pages as `map_guarded` left them.
+        unsafe {
+            let first = ptr.as_ptr().sub(before);
+            let all = std::slice::from_raw_parts(first, pages);
+            let (front, back) = (&all[..before], &all[before + size..]);
+            if front.iter().chain(back).any(|&byte| byte != PATTERN) {
+                let message = format_args!("KILN_GUARD: somebody wrote beside a buffer of {size} bytes\n");
+                let _ = std::io::stderr().write_fmt(message);
+                std::process::abort();
+            }
+            libc::munmap(first.sub(PAGE).cast(), pages + 2 * PAGE);
+        }
+    }
 }
 
 #[cfg(not(target_os = "linux"))]
 mod pages {
     pub const LARGE: usize = usize::MAX;
     pub(super) use super::{system_free as unmap, system_zeroed as map};
+    // There are no guard pages here.
+    pub(super) use super::{system_free as unmap_guarded, system_zeroed as map_guarded};
+
+    /// Nothing is cut here.
+    pub unsafe fn discard(_: super::NonNull<u8>, _: usize) {}
 }
 
 #[cfg(test)]

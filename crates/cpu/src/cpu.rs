@@ -6,7 +6,8 @@ use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::View;
 use crate::{
-    convolution, elementwise, fused, indexed, interpreter, movement, pool, pooling, product, reduction,
+    convolution, elementwise, fused, indexed, interpreter, memory, movement, pool, pooling, product,
+    reduction,
 };
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Room, Usage};
 use kiln_fuse::Fuser;
@@ -39,11 +40,7 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     /// A fresh row-major value, of arbitrary content.
     pub fn fresh(&self, meta: Meta) -> Result<View, Error> {
-        let buffer = self.arena.share(meta.bytes(), place(self.place)).map_err(|e| Error::OutOfMemory {
-            asked: e.asked,
-            free: e.free,
-            limit: e.limit.unwrap_or(usize::MAX),
-        })?;
+        let buffer = self.arena.share(meta.bytes(), place(self.place))?;
         Ok(View::whole(buffer, meta))
     }
 
@@ -170,15 +167,21 @@ impl Kernels for CpuKernels {
                 one(convolution::conv(&cx, *kind, conv, &ins[0], &ins[1], out))
             }
             Op::Named(_) => self.lowered(op, ins, place),
-            Op::Pool { kind, pool } => pooling::pool(&cx, *kind, pool, &ins[0], &outs),
+            Op::Pool { kind, pool } => {
+                match memory::counted(&self.arena, || pooling::pool(&cx, *kind, pool, &ins[0], &outs))? {
+                    Some(views) => Ok(views),
+                    None => interpreted(&cx, op, ins),
+                }
+            }
             Op::Scatter { kind, axis } if indexed::has_scatter(*kind, *axis, ins) => {
-                match indexed::scatter(&cx, *kind, &ins[0], &ins[1], &ins[2])? {
+                let scatter = || indexed::scatter(&cx, *kind, &ins[0], &ins[1], &ins[2]);
+                match memory::counted(&self.arena, scatter)? {
                     Some(view) => Ok(smallvec![view]),
                     None => interpreted(&cx, op, ins),
                 }
             }
             Op::Gather { kind: GatherKind::Take, axis: 0 } => {
-                match indexed::take(&cx, &ins[0], &ins[1], out)? {
+                match memory::counted(&self.arena, || indexed::take(&cx, &ins[0], &ins[1], out))? {
                     Some(view) => Ok(smallvec![view]),
                     None => interpreted(&cx, op, ins),
                 }
@@ -250,12 +253,14 @@ impl CpuKernels {
 
 /// An operation run by the plain interpreter.
 fn interpreted(cx: &Context<'_>, op: &Op, ins: &[Arg<View>]) -> Result<SmallVec<[View; 2]>, Error> {
-    let mut values: SmallVec<[Value; 4]> = SmallVec::new();
-    for x in ins {
-        let x = cx.dense(x)?;
-        values.push(Value::from_bytes(x.meta(), x.bytes()));
-    }
-    let refs: SmallVec<[&Value; 4]> = values.iter().collect();
-    let outs = reference::eval(op, &refs).map_err(interpreter::error)?;
-    outs.iter().map(|value| cx.filled(value.meta(), &value.to_bytes())).collect()
+    memory::counted(cx.arena, || {
+        let mut values: SmallVec<[Value; 4]> = SmallVec::new();
+        for x in ins {
+            let x = cx.dense(x)?;
+            values.push(Value::from_bytes(x.meta(), x.bytes()));
+        }
+        let refs: SmallVec<[&Value; 4]> = values.iter().collect();
+        let outs = reference::eval(op, &refs).map_err(interpreter::error)?;
+        outs.iter().map(|value| cx.filled(value.meta(), value.as_bytes())).collect()
+    })
 }

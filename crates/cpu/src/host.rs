@@ -5,6 +5,7 @@
 //! where nobody waits. A failed operation, or one that panics, poisons its results and nothing else.
 
 use crate::lowering;
+use crate::memory::NoMemory;
 use crate::queue::Queue;
 use crate::stop::{self, Stopped};
 use kiln_device::{
@@ -372,6 +373,10 @@ impl<K: Kernels> Shared<K> {
             if panic.is::<Stopped>() {
                 return Err(Error::Stopped);
             }
+            let panic = match panic.downcast::<NoMemory>() {
+                Ok(none) => return Err(none.0.into()),
+                Err(panic) => panic,
+            };
             let message = panic.downcast_ref::<String>().cloned();
             let message = message.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
             Err(Error::Panicked { op: op.to_string(), message: message.unwrap_or_default() })

@@ -4,6 +4,7 @@
 use crate::cpu::Context;
 use crate::elementwise::{self, with_type};
 use crate::host::Arg;
+use crate::memory;
 use crate::pool;
 use crate::reference::Number;
 use crate::view::View;
@@ -118,7 +119,14 @@ fn checked(cx: &Context<'_>, index: &View, length: usize) -> Result<Option<Vec<u
     Ok(with_type!(index.dtype, integer T => {
         // SAFETY: the view is dense and has n elements of its dtype.
         let all = unsafe { std::slice::from_raw_parts(index.ptr::<T>().cast_const(), n) };
-        all.iter().map(|&i| usize::try_from(i as i128).ok().filter(|&i| i < length)).collect()
+        let mut indices = memory::room(n);
+        for &i in all {
+            match usize::try_from(i as i128) {
+                Ok(i) if i < length => indices.push(i),
+                _ => return Ok(None),
+            }
+        }
+        Some(indices)
     }))
 }
 

@@ -1,27 +1,21 @@
 //! The device `reference`: the plain interpreter behind the device trait.
 
+use crate::arena::{Arena, Reserved};
 use crate::host::{Arg, HostDevice, Kernels};
+use crate::memory;
 use crate::reference::{self, EvalError, Value};
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Usage};
 use kiln_ir::{DType, Meta, Op};
 use smallvec::SmallVec;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The device that every other is compared with.
 pub type Reference = HostDevice<Interpreter>;
 
 /// The kernels of [`Reference`].
-#[derive(Default)]
 pub struct Interpreter {
-    bytes: Arc<Count>,
-}
-
-#[derive(Default)]
-struct Count {
-    live: AtomicUsize,
-    buffers: AtomicUsize,
-    peak: AtomicUsize,
+    /// Only counts: values lie in memory of their own.
+    arena: Arc<Arena>,
 }
 
 /// A value that is counted while it lives.
@@ -30,32 +24,21 @@ pub struct Counted(Arc<Held>);
 
 struct Held {
     value: Value,
-    bytes: usize,
-    count: Arc<Count>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.count.live.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.count.buffers.fetch_sub(1, Ordering::Relaxed);
-    }
+    _reserved: Reserved,
 }
 
 impl Reference {
     /// The plain interpreter as a device.
     #[allow(clippy::new_without_default)]
     pub fn start() -> Reference {
-        HostDevice::new(Interpreter::default())
+        HostDevice::new(Interpreter { arena: Arena::new(None) })
     }
 }
 
 impl Interpreter {
-    fn held(&self, value: Value) -> Counted {
-        let bytes = value.meta().bytes();
-        let live = self.bytes.live.fetch_add(bytes, Ordering::Relaxed) + bytes;
-        self.bytes.buffers.fetch_add(1, Ordering::Relaxed);
-        self.bytes.peak.fetch_max(live, Ordering::Relaxed);
-        Counted(Arc::new(Held { value, bytes, count: self.bytes.clone() }))
+    fn held(&self, value: Value) -> Result<Counted, Error> {
+        let _reserved = self.arena.reserve(value.meta().bytes())?;
+        Ok(Counted(Arc::new(Held { value, _reserved })))
     }
 }
 
@@ -77,7 +60,7 @@ impl Kernels for Interpreter {
     }
 
     fn upload(&self, data: &Data, _: Place) -> Result<Counted, Error> {
-        Ok(self.held(Value::from_bytes(data.meta, &data.bytes)))
+        self.held(memory::counted(&self.arena, || Value::from_bytes(data.meta, &data.bytes)))
     }
 
     fn meta(&self, value: &Counted) -> Meta {
@@ -85,22 +68,31 @@ impl Kernels for Interpreter {
     }
 
     fn download(&self, value: &Counted) -> Result<Data, Error> {
-        Ok(Data::new(value.0.value.meta(), Bytes::new(value.0.value.to_bytes())))
+        Ok(Data::new(
+            value.0.value.meta(),
+            Bytes::new(memory::counted(&self.arena, || value.0.value.to_bytes())),
+        ))
     }
 
     fn eval(&self, op: &Op, ins: &mut [Arg<Counted>], _: Place) -> Result<SmallVec<[Counted; 2]>, Error> {
         let ins: SmallVec<[&Value; 4]> = ins.iter().map(|arg| &arg.0.value).collect();
-        let outs = reference::eval(op, &ins).map_err(error)?;
-        Ok(outs.into_iter().map(|value| self.held(value)).collect())
+        let outs = memory::counted(&self.arena, || reference::eval(op, &ins)).map_err(error)?;
+        outs.into_iter().map(|value| self.held(value)).collect()
     }
 
     fn memory(&self) -> Memory {
+        let stats = self.arena.stats();
         Memory {
-            live_bytes: self.bytes.live.load(Ordering::Relaxed),
-            live_buffers: self.bytes.buffers.load(Ordering::Relaxed),
-            peak_bytes: self.bytes.peak.load(Ordering::Relaxed),
+            live_bytes: stats.live_bytes,
+            live_buffers: stats.live_buffers,
+            peak_bytes: stats.peak_bytes,
+            limit: stats.limit,
             ..Memory::default()
         }
+    }
+
+    fn limit(&self, bytes: Option<usize>) {
+        self.arena.set_limit(bytes);
     }
 }
 

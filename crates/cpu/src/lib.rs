@@ -30,6 +30,7 @@ mod convolution;
 mod pooling;
 mod queue;
 mod stop;
+mod memory;
 mod sync;
 mod composite;
 mod fused;

@@ -2,8 +2,10 @@
 
 use crate::cpu::Context;
 use crate::elementwise::with_type;
+use crate::memory;
 use crate::pool;
 use crate::reference::{Element, Number, Window};
+use crate::stop;
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
@@ -15,37 +17,36 @@ use std::hint::select_unpredictable;
 /// Places that a thread reads at a time.
 const SHARE: usize = 1 << 14;
 
+/// Nothing where there are more places than are numbered here.
 pub(crate) fn pool(
     cx: &Context<'_>,
     kind: PoolKind,
     pool: &Pool,
     x: &View,
     outs: &[Meta],
-) -> Result<SmallVec<[View; 2]>, Error> {
+) -> Result<Option<SmallVec<[View; 2]>>, Error> {
     let x = cx.dense(x)?;
     let y = cx.fresh(outs[0])?;
     let (xs, ys) = (&x.shape[2..], &y.shape[2..]);
     match kind {
         PoolKind::Max => {
             let window = Window::pool(pool, xs, ys);
-            let taps = Taps::new(window.y(), |p| window.of_y(p).into_iter().map(|(x, _)| x).collect());
+            let Some(taps) = Taps::of_y(&window) else { return Ok(None) };
             let indices = cx.fresh(outs[1])?;
             with_type!(x.dtype, number T => max::<T>(&taps, window.x(), &x, &y, &indices));
-            Ok(smallvec![y, indices])
+            Ok(Some(smallvec![y, indices]))
         }
         PoolKind::Sum => {
             let window = Window::pool(pool, xs, ys);
-            let taps = Taps::new(window.y(), |p| window.of_y(p).into_iter().map(|(x, _)| x).collect());
+            let Some(taps) = Taps::of_y(&window) else { return Ok(None) };
             with_type!(x.dtype, number T => sum::<T>(&taps, window.x(), &x, &y));
-            Ok(smallvec![y])
+            Ok(Some(smallvec![y]))
         }
         PoolKind::SumInput => {
             let window = Window::pool(pool, ys, xs);
-            // A later place of the kernel belongs to an earlier window.
-            let places = |q| window.of_x(q).into_iter().rev().map(|(y, _)| y).collect();
-            let taps = Taps::new(window.x(), places);
+            let Some(taps) = Taps::of_x(&window) else { return Ok(None) };
             with_type!(x.dtype, number T => sum::<T>(&taps, window.y(), &x, &y));
-            Ok(smallvec![y])
+            Ok(Some(smallvec![y]))
         }
     }
 }
@@ -58,13 +59,31 @@ struct Taps {
 }
 
 impl Taps {
-    fn new(count: usize, of: impl Fn(usize) -> Vec<usize>) -> Taps {
-        let (mut places, mut starts) = (Vec::new(), vec![0]);
+    /// The places of x that make each of y.
+    fn of_y(window: &Window) -> Option<Taps> {
+        Taps::new(window, window.x(), window.y(), |p, to| {
+            to.extend(window.of_y(p).iter().map(|t| t.0 as u32))
+        })
+    }
+
+    /// The places of y that each of x goes into. A later place of the kernel belongs to an earlier window.
+    fn of_x(window: &Window) -> Option<Taps> {
+        let of = |q: usize, to: &mut Vec<u32>| to.extend(window.of_x(q).iter().rev().map(|t| t.0 as u32));
+        Taps::new(window, window.y(), window.x(), of)
+    }
+
+    fn new(window: &Window, from: usize, count: usize, of: impl Fn(usize, &mut Vec<u32>)) -> Option<Taps> {
+        let numbered = |n: usize| u32::try_from(n).is_ok();
+        let all = window.meetings().filter(|&n| numbered(n) && numbered(from))?;
+        let (mut places, mut starts) = (memory::room(all), memory::room(count.saturating_add(1)));
+        starts.push(0);
         for p in 0..count {
-            places.extend(of(p).into_iter().map(|at| at as u32));
+            stop::check();
+            let _mark = memory::mark();
+            of(p, &mut places);
             starts.push(places.len() as u32);
         }
-        Taps { places, starts }
+        Some(Taps { places, starts })
     }
 
     fn len(&self) -> usize {
@@ -196,7 +215,7 @@ mod tests {
                     let want = reference::eval(&op, &[&value]).unwrap();
                     for threads in [1, 3] {
                         crate::pool::set_threads(threads);
-                        let got = pool(&cx, kind, &geometry, &x, &outs).unwrap();
+                        let got = pool(&cx, kind, &geometry, &x, &outs).unwrap().unwrap();
                         assert_eq!(got.len(), want.len());
                         for (got, want) in got.iter().zip(&want) {
                             assert_eq!(got.bytes(), want.to_bytes(), "{op} of {}", x.meta());

@@ -46,6 +46,11 @@ pub(crate) unsafe fn under_flag<T>(flag: Flag, f: impl FnOnce() -> T) -> T {
     f()
 }
 
+/// Whether this thread computes for a device.
+pub(crate) fn is_under() -> bool {
+    !CURRENT.get().is_null()
+}
+
 /// Leaves the kernel if the device was stopped.
 #[inline]
 pub(crate) fn check() {

@@ -7,6 +7,7 @@ use super::geometry::{Axis, Geometry};
 use super::{COLUMNS, Plan, Ptr, Real, copy};
 use crate::gemm::interleave;
 use crate::reference::order::PANEL;
+use crate::stop;
 use crate::versions::versions;
 use crate::view::View;
 use kiln_device::Error;
@@ -80,6 +81,7 @@ impl Plan<'_> {
             panel.fill(T::default());
             let (mut terms, mut panels) = (0, 0);
             for n in 0..self.batch {
+                stop::check();
                 let from = |o: usize| {
                     image.base.at(n as isize * image.batch + (o / self.share) as isize * image.channel)
                 };

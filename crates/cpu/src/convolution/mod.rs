@@ -18,6 +18,7 @@ use crate::gemm::{GemmScalar, Mat, MatMut, gemm};
 use crate::host::Arg;
 use crate::pool;
 use crate::reference::order::PANEL;
+use crate::stop;
 use crate::tile::Out;
 use crate::versions::versions;
 use crate::view::View;
@@ -235,6 +236,7 @@ impl Plan<'_> {
             let (columns, lines, sums) =
                 unsafe { (Ptr(scratch), Ptr(scratch.add(sizes[0])), Ptr(scratch.add(sizes[0] + sizes[1]))) };
             for from in (0..total).step_by(PANEL) {
+                stop::check();
                 let len = PANEL.min(total - from);
                 self.rows(rows * len, rows, &|row| {
                     // SAFETY: the scratch has a row of `len` for each of `rows`, and this one is this call's alone.
@@ -392,6 +394,7 @@ impl Plan<'_> {
                 if task >= tasks {
                     return;
                 }
+                stop::check();
                 f(task, base.at((lane * room) as isize));
             }
         });

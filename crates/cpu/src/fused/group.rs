@@ -53,7 +53,9 @@ impl Optimization<View> for Fused {
         let plan = plan.ok_or_else(|| Error::Unsupported { op: self.name.into(), device: "cpu".into() })?;
         zeros(&self.program, nodes)?;
         let bound = Bound::new(&cx, &plan, &self.kept, nodes, dying, handles)?;
+        let reserved = bound.reserve(&cx)?;
         bound.run();
+        drop(reserved);
         self.kept.finish(bound, handles);
         Ok(())
     }

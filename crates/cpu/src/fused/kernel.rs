@@ -1,9 +1,11 @@
 //! What fused programs are made of: tiles of scratch, operands brought into them, and one loop over tiles for each
 //! instruction. All addresses are raw here; whoever calls says why they are right.
 
+use crate::arena::{Buffer, GUARD};
 use crate::convert::{Plain, convert, truth};
 use crate::cpu::Context;
 use crate::elementwise::with_type;
+use crate::memory;
 use crate::slices;
 use crate::tile::TILE;
 use crate::view::{View, Walk};
@@ -11,8 +13,7 @@ use half::{bf16, f16};
 use kiln_device::Place;
 use kiln_fuse::Handles;
 use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Unary};
-use std::cell::RefCell;
-use std::thread::LocalKey;
+use std::cell::Cell;
 
 /// An elementwise operation with its types.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -79,29 +80,27 @@ pub(super) fn replaceable(cx: &Context<'_>, handles: &dyn Handles<View>, id: Id,
 }
 
 thread_local! {
-    static OWN: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
-    static SHARED: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+    static OWN: Cell<Option<Buffer>> = const { Cell::new(None) };
+    static SHARED: Cell<Option<Buffer>> = const { Cell::new(None) };
 }
+
+/// Bytes of scratch that a thread keeps, and that nobody reserves.
+pub(super) const KEPT: usize = 2 << 20;
+/// The least that is taken, so that it need not grow often.
+const LEAST: usize = 64 << 10;
 
 /// Calls `f` with this thread's scratch of at least that many bytes, aligned to a cache line.
 pub(super) fn with_scratch(bytes: usize, f: impl FnOnce(*mut u8)) {
-    with_memory(&OWN, bytes, f);
+    memory::with_scratch(&OWN, at_least(bytes), KEPT, f);
 }
 
 /// Like [`with_scratch`], with memory that stays while others use their scratch.
 pub(super) fn with_shared(bytes: usize, f: impl FnOnce(*mut u8)) {
-    with_memory(&SHARED, bytes, f);
+    memory::with_scratch(&SHARED, at_least(bytes), KEPT, f);
 }
 
-fn with_memory(key: &'static LocalKey<RefCell<Vec<u64>>>, bytes: usize, f: impl FnOnce(*mut u8)) {
-    key.with_borrow_mut(|scratch| {
-        let words = bytes.div_ceil(8) + 7;
-        if scratch.len() < words {
-            scratch.resize(words, 0);
-        }
-        let start = scratch.as_mut_ptr().cast::<u8>();
-        f(start.wrapping_add(start.addr().next_multiple_of(64) - start.addr()));
-    });
+fn at_least(bytes: usize) -> usize {
+    if *GUARD { bytes } else { bytes.max(LEAST) }
 }
 
 /// Fills a tile with one element.

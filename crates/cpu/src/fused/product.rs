@@ -178,6 +178,7 @@ impl Optimization<View> for Fused {
         if bound.shape != meta.shape {
             return Err(unfit());
         }
+        let _reserved = bound.reserve(&cx)?;
         if matches!(bound.mode, Mode::Short { .. }) {
             product::dot_into(transpose, &a, &b, &with.view, &|_| ())?;
             bound.run();

@@ -1,14 +1,17 @@
 //! Bound programs, run: the grid is cut into blocks of rows or stretches of columns, which threads take in turn.
 
 use super::bind::{Bound, Mode};
-use super::kernel::{Base, gather, splat, with_scratch, with_shared};
+use super::kernel::{Base, KEPT, gather, splat, with_scratch, with_shared};
 use super::layout::{Inner, Operand};
 use super::line::{Line, Place, Target};
 use super::looped::Loop;
 use super::schedule::{Goal, Level};
 use super::scratch::{Frame, Scratch};
+use crate::arena::Reserved;
+use crate::cpu::Context;
 use crate::pool;
 use crate::reduction::{self, CHUNK, STACK};
+use kiln_device::Error;
 use kiln_ir::DType;
 use smallvec::SmallVec;
 
@@ -21,6 +24,19 @@ unsafe impl Sync for Bound {}
 unsafe impl Send for Bound {}
 
 impl Bound {
+    /// Counts the scratch that running it takes, where that is more than threads keep anyway.
+    pub fn reserve(&self, cx: &Context<'_>) -> Result<Option<Reserved>, Error> {
+        let own = match self.mode {
+            Mode::Short { .. } | Mode::Rows { .. } => self.scratch.total,
+            Mode::Columns { .. } => self.scratch.total - self.scratch.own,
+        };
+        let shared = if matches!(self.mode, Mode::Columns { .. }) { self.shared_room() } else { 0 };
+        if own.max(shared) <= KEPT {
+            return Ok(None);
+        }
+        Ok(Some(cx.arena.reserve(own.saturating_mul(pool::threads()).saturating_add(shared))?))
+    }
+
     /// Computes all results.
     pub fn run(&self) {
         match self.mode {
@@ -108,17 +124,20 @@ impl Bound {
 
     /// Level by level, each in stretches of all rows.
     fn columns(&self, width: usize) {
-        let (rows, length) = (self.grid.rows, self.grid.length);
-        // A partial result for each chunk of each row, for the reductions of a level.
-        let chunks = length.div_ceil(CHUNK);
+        let chunks = self.grid.length.div_ceil(CHUNK);
+        with_shared(self.shared_room(), |memory| self.levels(width, memory, chunks));
+    }
+
+    /// Bytes that levels share where stretches of all rows are run: what is laid out for them comes first, then a partial
+    /// result for each chunk of each row, for the reductions of a level.
+    fn shared_room(&self) -> usize {
         let outputs = |level: &Level| level.wide.as_ref().map_or(0, |line| line.outputs.len());
         let folds = match self.schedule.narrows.is_empty() {
             true => 0,
             false => self.schedule.levels.iter().map(outputs).max().unwrap_or(0),
         };
-        // What levels share comes first.
-        let room = self.scratch.own + folds * rows * chunks * 8;
-        with_shared(room, |memory| self.levels(width, memory, chunks));
+        let partials = [self.grid.rows, self.grid.length.div_ceil(CHUNK), 8];
+        partials.into_iter().fold(folds, usize::saturating_mul).saturating_add(self.scratch.own)
     }
 
     /// As [`Bound::columns`], with memory for what levels share and for the partial results.

@@ -1,8 +1,8 @@
 //! Memory for packed strips and sums, kept by each thread from call to call.
 
-use crate::arena::{Arena, Buffer, Place};
+use crate::arena::{Buffer, GUARD};
+use crate::memory;
 use std::cell::Cell;
-use std::sync::{Arc, OnceLock};
 use std::thread::LocalKey;
 
 thread_local! {
@@ -18,20 +18,10 @@ pub(super) fn with_scratch<T: Copy>(
     n: usize,
     f: impl FnOnce(*mut T),
 ) {
-    let memory = taken(key, n * size_of::<T>());
-    f(memory.as_mut_ptr().cast());
-    key.set(Some(memory));
-}
-
-/// What the thread kept, if that is large enough.
-fn taken(key: &'static LocalKey<Cell<Option<Buffer>>>, bytes: usize) -> Buffer {
-    static ARENA: OnceLock<Arc<Arena>> = OnceLock::new();
-    key.take().filter(|memory| memory.len() >= bytes).unwrap_or_else(|| {
-        // At least a huge page: packed strips are read in sequence, and page by page in small ones.
-        let size = bytes.next_multiple_of(2 << 20);
-        let memory = ARENA.get_or_init(|| Arena::new(None)).alloc(size, Place::Persistent);
-        memory.unwrap_or_else(|exhausted| panic!("scratch of a matrix product: {exhausted}"))
-    })
+    let bytes = n * size_of::<T>();
+    // At least a huge page: packed strips are read in sequence, and page by page in small ones.
+    let size = if *GUARD { bytes } else { bytes.next_multiple_of(2 << 20) };
+    memory::with_scratch(key, size, usize::MAX, |memory| f(memory.cast()));
 }
 
 /// A scratch pointer that chunks share, each for its own strips.

@@ -1,5 +1,6 @@
 //! Typed owned arrays: what the interpreter computes with.
 
+use crate::memory;
 use half::{bf16, f16};
 use kiln_ir::{DType, Meta, Shape};
 
@@ -157,7 +158,11 @@ impl Array {
 
     /// The elements of row-major bytes, which need no alignment; a bool byte that is not 0 is true.
     pub fn from_bytes(dtype: DType, bytes: &[u8]) -> Array {
-        use bytemuck::pod_collect_to_vec as collect;
+        fn collect<T: bytemuck::Pod + bytemuck::Zeroable>(bytes: &[u8]) -> Vec<T> {
+            let mut out = memory::filled(bytes.len() / size_of::<T>(), T::zeroed());
+            bytemuck::cast_slice_mut(&mut out).copy_from_slice(bytes);
+            out
+        }
         match dtype {
             DType::F64 => Array::F64(collect(bytes)),
             DType::F32 => Array::F32(collect(bytes)),
@@ -170,31 +175,36 @@ impl Array {
             DType::U64 => Array::U64(collect(bytes)),
             DType::U32 => Array::U32(collect(bytes)),
             DType::U16 => Array::U16(collect(bytes)),
-            DType::U8 => Array::U8(bytes.to_vec()),
-            DType::Bool => Array::Bool(bytes.iter().map(|&b| b != 0).collect()),
-            DType::Q8 => Array::Q8(bytes.to_vec()),
-            DType::Q4 => Array::Q4(bytes.to_vec()),
+            DType::U8 => Array::U8(memory::copied(bytes)),
+            DType::Bool => Array::Bool(memory::collect(bytes.len(), bytes.iter().map(|&b| b != 0))),
+            DType::Q8 => Array::Q8(memory::copied(bytes)),
+            DType::Q4 => Array::Q4(memory::copied(bytes)),
         }
     }
 
     /// Its elements as row-major bytes; a bool is 0 or 1.
-    pub fn to_bytes(&self) -> Vec<u8> {
+    pub fn as_bytes(&self) -> &[u8] {
         use bytemuck::cast_slice;
         match self {
-            Array::F64(x) => cast_slice(x).to_vec(),
-            Array::F32(x) => cast_slice(x).to_vec(),
-            Array::F16(x) => cast_slice(x).to_vec(),
-            Array::BF16(x) => cast_slice(x).to_vec(),
-            Array::I64(x) => cast_slice(x).to_vec(),
-            Array::I32(x) => cast_slice(x).to_vec(),
-            Array::I16(x) => cast_slice(x).to_vec(),
-            Array::I8(x) => cast_slice(x).to_vec(),
-            Array::U64(x) => cast_slice(x).to_vec(),
-            Array::U32(x) => cast_slice(x).to_vec(),
-            Array::U16(x) => cast_slice(x).to_vec(),
-            Array::U8(x) | Array::Q8(x) | Array::Q4(x) => x.clone(),
-            Array::Bool(x) => cast_slice(x).to_vec(),
+            Array::F64(x) => cast_slice(x),
+            Array::F32(x) => cast_slice(x),
+            Array::F16(x) => cast_slice(x),
+            Array::BF16(x) => cast_slice(x),
+            Array::I64(x) => cast_slice(x),
+            Array::I32(x) => cast_slice(x),
+            Array::I16(x) => cast_slice(x),
+            Array::I8(x) => cast_slice(x),
+            Array::U64(x) => cast_slice(x),
+            Array::U32(x) => cast_slice(x),
+            Array::U16(x) => cast_slice(x),
+            Array::U8(x) | Array::Q8(x) | Array::Q4(x) => x,
+            Array::Bool(x) => cast_slice(x),
         }
+    }
+
+    /// The same elements once more.
+    pub(super) fn copied(&self) -> Array {
+        Array::from_bytes(self.dtype(), self.as_bytes())
     }
 }
 
@@ -238,12 +248,22 @@ impl Value {
 
     /// Its elements as row-major bytes; a bool is 0 or 1.
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.data.to_bytes()
+        memory::copied(self.as_bytes())
+    }
+
+    /// Its elements as row-major bytes; a bool is 0 or 1.
+    pub fn as_bytes(&self) -> &[u8] {
+        self.data.as_bytes()
+    }
+
+    /// The same value once more.
+    pub(super) fn copied(&self) -> Value {
+        Value { shape: self.shape, data: self.data.copied() }
     }
 
     /// All zeros.
     pub fn zeros(meta: Meta) -> Value {
-        Value::from_bytes(meta, &vec![0; meta.bytes()])
+        Value::from_bytes(meta, &memory::filled(meta.bytes(), 0))
     }
 }
 

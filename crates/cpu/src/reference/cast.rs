@@ -7,6 +7,7 @@ use super::array::{Array, with_floats, with_plain};
 use super::elementwise::{filled, tested};
 use super::number::Number;
 use crate::convert::{Kind, Plain, convert, truth};
+use crate::memory;
 use kiln_ir::math::Float;
 use kiln_ir::{DType, quant};
 
@@ -23,14 +24,18 @@ pub fn cast(x: &Array, to: DType) -> Array {
 /// The elements of quantised blocks; any other array's elements are its own.
 pub fn dequantized<T: Number<Wide: Float>>(x: &Array) -> Vec<T::Wide> {
     match x {
-        Array::Q8(blocks) => unpack(DType::Q8, blocks).into_iter().map(|v| Float::of(v as f64)).collect(),
-        Array::Q4(blocks) => unpack(DType::Q4, blocks).into_iter().map(|v| Float::of(v as f64)).collect(),
+        Array::Q8(blocks) => wide(&unpack(DType::Q8, blocks)),
+        Array::Q4(blocks) => wide(&unpack(DType::Q4, blocks)),
         x => super::number::widen(x.typed::<T>()),
     }
 }
 
+fn wide<W: Float>(x: &[f32]) -> Vec<W> {
+    memory::collect(x.len(), x.iter().map(|&v| Float::of(v as f64)))
+}
+
 fn packed(to: DType, x: &[f32]) -> Array {
-    let mut blocks = vec![0; to.bytes(x.len())];
+    let mut blocks = memory::filled(to.bytes(x.len()), 0);
     quant::quantize(to, x, &mut blocks);
     Array::from_bytes(to, &blocks)
 }
@@ -40,19 +45,19 @@ fn unpacked(from: DType, blocks: &[u8], to: DType) -> Array {
 }
 
 fn unpack(from: DType, blocks: &[u8]) -> Vec<f32> {
-    let mut out = vec![0.0; blocks.len() / from.size() * quant::BLOCK];
+    let mut out = memory::filled(blocks.len() / from.size() * quant::BLOCK, 0.0);
     quant::dequantize(from, blocks, &mut out);
     out
 }
 
 fn floats<T: Plain>(x: &[T]) -> Vec<f32> {
-    let mut out = vec![0.0; x.len()];
-    convert(T::kind(x, &mut vec![T::Kind::default(); x.len()]), &mut out);
+    let mut out = memory::filled(x.len(), 0.0);
+    convert(T::kind(x, &mut memory::filled(x.len(), T::Kind::default())), &mut out);
     out
 }
 
 fn plain<T: Plain>(x: &[T], to: DType) -> Array {
-    of_kind(T::kind(x, &mut vec![T::Kind::default(); x.len()]), to)
+    of_kind(T::kind(x, &mut memory::filled(x.len(), T::Kind::default())), to)
 }
 
 fn of_kind<K: Kind>(x: &[K], to: DType) -> Array {

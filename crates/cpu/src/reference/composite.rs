@@ -2,6 +2,7 @@
 
 use super::array::Value;
 use super::{EvalError, eval};
+use crate::memory;
 use kiln_ir::{Build, CustomCall, Meta, Op, V, custom, infer, lower};
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -11,14 +12,14 @@ pub fn eval_lowered(op: &Op, ins: &[&Value]) -> Result<Vec<Value>, EvalError> {
     let metas: SmallVec<[Meta; 4]> = ins.iter().map(|v| v.meta()).collect();
     let want = infer(op, &metas)?;
     let eager =
-        Eager { values: RefCell::new(ins.iter().map(|&v| v.clone()).collect()), error: RefCell::new(None) };
+        Eager { values: RefCell::new(ins.iter().map(|&v| v.copied()).collect()), error: RefCell::new(None) };
     let operands: Vec<V<'_>> = (0..ins.len() as u32).map(|key| V::new(&eager, key)).collect();
     let outs = lower(op, &operands).ok_or_else(|| EvalError::NotLowerable { op: op.name().into() })?;
     if let Some(error) = eager.error.take() {
         return Err(error);
     }
     let values = eager.values.borrow();
-    let outs: Vec<Value> = outs.iter().map(|v| values[v.key() as usize].clone()).collect();
+    let outs: Vec<Value> = outs.iter().map(|v| values[v.key() as usize].copied()).collect();
     if !outs.iter().map(Value::meta).eq(want) {
         let message = "its lowering gives other results than it infers".into();
         return Err(EvalError::Custom { op: op.name().into(), message });
@@ -30,9 +31,8 @@ pub fn eval_lowered(op: &Op, ins: &[&Value]) -> Result<Vec<Value>, EvalError> {
 pub(super) fn custom(call: &CustomCall, ins: &[&Value], outs: &[Meta]) -> Result<Vec<Value>, EvalError> {
     let error = |message: String| EvalError::Custom { op: call.name.clone(), message };
     let op = custom::find(&call.name).ok_or_else(|| error("it is not registered".into()))?;
-    let operands: Vec<(Meta, Vec<u8>)> = ins.iter().map(|v| (v.meta(), v.to_bytes())).collect();
-    let operands: Vec<(Meta, &[u8])> = operands.iter().map(|(meta, bytes)| (*meta, &bytes[..])).collect();
-    let mut results: Vec<Vec<u8>> = outs.iter().map(|meta| vec![0; meta.bytes()]).collect();
+    let operands: Vec<(Meta, &[u8])> = ins.iter().map(|v| (v.meta(), v.as_bytes())).collect();
+    let mut results: Vec<Vec<u8>> = outs.iter().map(|meta| memory::filled(meta.bytes(), 0)).collect();
     let mut filled: Vec<(Meta, &mut [u8])> =
         outs.iter().copied().zip(results.iter_mut().map(|r| &mut r[..])).collect();
     op.eval(&call.attrs, &operands, &mut filled).map_err(error)?;

@@ -13,6 +13,7 @@ use super::array::{Array, Value, with_numbers};
 use super::number::{Number, widen};
 use super::order::PANEL;
 use super::window::Window;
+use crate::{memory, stop};
 use kiln_ir::math::Num;
 use kiln_ir::{Conv, ConvKind, Shape};
 
@@ -58,11 +59,13 @@ impl Plan {
     fn forward<T: Number>(&self, x: &[T], w: &[T]) -> Vec<T> {
         let (xs, ks, ys) = (self.window.x(), self.window.kernel(), self.window.y());
         let (x, w) = (widen(x), widen(w));
-        let mut out = vec![T::default(); self.batch * self.outputs * ys];
+        let mut out = memory::filled(self.batch * self.outputs * ys, T::default());
         for p in 0..ys {
+            let _mark = memory::mark();
             let taps = by_second(self.window.of_y(p), ks);
             for n in 0..self.batch {
                 for o in 0..self.outputs {
+                    stop::check();
                     let mut sum = Sum::<T>::default();
                     for c in 0..self.inner {
                         let x = &x[(n * self.channels + o / self.share * self.inner + c) * xs..][..xs];
@@ -80,11 +83,13 @@ impl Plan {
     fn input<T: Number>(&self, y: &[T], w: &[T]) -> Vec<T> {
         let (xs, ks, ys) = (self.window.x(), self.window.kernel(), self.window.y());
         let (y, w) = (widen(y), widen(w));
-        let mut out = vec![T::default(); self.batch * self.channels * xs];
+        let mut out = memory::filled(self.batch * self.channels * xs, T::default());
         for q in 0..xs {
+            let _mark = memory::mark();
             let taps = self.window.of_x(q);
             for n in 0..self.batch {
                 for channel in 0..self.channels {
+                    stop::check();
                     let (group, c) = (channel / self.inner, channel % self.inner);
                     let outputs = group * self.share..((group + 1) * self.share).min(self.outputs);
                     let column = |&(p, k): &(usize, usize)| {
@@ -106,11 +111,13 @@ impl Plan {
     fn weight<T: Number>(&self, x: &[T], y: &[T]) -> Vec<T> {
         let (xs, ks, ys) = (self.window.x(), self.window.kernel(), self.window.y());
         let (x, y) = (widen(x), widen(y));
-        let mut out = vec![T::default(); self.outputs * self.inner * ks];
+        let mut out = memory::filled(self.outputs * self.inner * ks, T::default());
         for k in 0..ks {
+            let _mark = memory::mark();
             let taps = by_second(self.window.of_kernel(k), ys);
             for o in 0..self.outputs {
                 for c in 0..self.inner {
+                    stop::check();
                     let mut sum = Sum::<T>::default();
                     for n in 0..self.batch {
                         let x = &x[(n * self.channels + o / self.share * self.inner + c) * xs..][..xs];
@@ -127,7 +134,7 @@ impl Plan {
 
 /// The first places of `pairs` by their second ones, of which there are `n`; nothing where the second meets padding.
 fn by_second(pairs: Vec<(usize, usize)>, n: usize) -> Vec<Option<usize>> {
-    let mut places = vec![None; n];
+    let mut places = memory::filled(n, None);
     pairs.into_iter().for_each(|(first, second)| places[second] = Some(first));
     places
 }

@@ -5,6 +5,7 @@ use super::cast::dequantized;
 use super::number::{Number, widen};
 use super::order::PANEL;
 use super::view::View;
+use crate::{memory, stop};
 use kiln_ir::math::{Float, Num};
 use kiln_ir::{Dims, Shape};
 
@@ -36,7 +37,9 @@ impl Product {
         let starts = |x: &Shape| {
             let batches = Dims::collect(x[..x.len() - 2].iter().copied());
             let size = x[x.len() - 2] * x[x.len() - 1];
-            View::whole(&batches).expanded(&batch).offsets().into_iter().map(|i| i * size).collect()
+            let mut starts = View::whole(&batches).expanded(&batch).offsets();
+            starts.iter_mut().for_each(|i| *i *= size);
+            starts
         };
         let (m, n, k) = (out[out.len() - 2], out[out.len() - 1], a.shape[a.shape.len() - 1]);
         let (along_k, along_n) = if transpose { (1, k) } else { (n, 1) };
@@ -52,15 +55,17 @@ impl Product {
     }
 
     fn run<T: Number>(&self, a: &[T], b: &[T::Wide]) -> Vec<T> {
-        let mut out = Vec::with_capacity(self.a.len() * self.m * self.n);
-        let mut column = Vec::with_capacity(self.k * self.n);
+        let mut out = memory::room(self.a.len() * self.m * self.n);
+        let mut column = memory::room(self.k * self.n);
         for (&at_a, &at_b) in self.a.iter().zip(&self.b) {
+            let _mark = memory::mark();
             let a = widen(&a[at_a..at_a + self.m * self.k]);
             column.clear();
             for j in 0..self.n {
                 column.extend((0..self.k).map(|l| b[at_b + j * self.along_n + l * self.along_k]));
             }
             for i in 0..self.m {
+                stop::check();
                 let row = &a[i * self.k..(i + 1) * self.k];
                 out.extend(
                     (0..self.n).map(|j| T::narrow(chain::<T>(row, &column[j * self.k..(j + 1) * self.k]))),

@@ -4,6 +4,7 @@
 use super::EvalError;
 use super::array::{Array, Element, Value, with_floats, with_ints, with_numbers, with_plain};
 use super::view::View;
+use crate::memory;
 use crate::slices;
 use kiln_ir::{Binary, Domain, Shape, Unary};
 use std::borrow::Cow;
@@ -67,14 +68,14 @@ pub fn select(cond: &Value, a: &Value, b: &Value, shape: &Shape) -> Array {
 
 /// An array of `n` elements that `fill` writes.
 pub fn filled<T: Element>(n: usize, fill: &dyn Fn(&mut [T])) -> Array {
-    let mut out = vec![T::default(); n];
+    let mut out = memory::filled(n, T::default());
     fill(&mut out);
     out.into()
 }
 
 /// An array of `n` bools that `fill` writes as bytes.
 pub fn tested(n: usize, fill: &dyn Fn(&mut [u8])) -> Array {
-    let mut out = vec![0u8; n];
+    let mut out = memory::filled(n, 0u8);
     fill(&mut out);
     out.into_iter().map(|byte| byte != 0).collect::<Vec<bool>>().into()
 }

@@ -4,6 +4,7 @@ use super::EvalError;
 use super::array::{Array, Element, Value, with_ints, with_numbers, with_plain};
 use super::number::{Number, narrow, widen};
 use super::view::{View, around};
+use crate::memory;
 use kiln_ir::math::Num;
 use kiln_ir::{GatherKind, Op, ScatterKind, Shape};
 
@@ -39,11 +40,11 @@ pub fn scatter(
 }
 
 fn pick<T: Element>(x: &[T], places: &[usize]) -> Vec<T> {
-    places.iter().map(|&at| x[at]).collect()
+    memory::collect(places.len(), places.iter().map(|&at| x[at]))
 }
 
 fn put<T: Element>(x: &[T], places: &[usize], source: &[T]) -> Vec<T> {
-    let mut out = x.to_vec();
+    let mut out = memory::copied(x);
     for (&at, &v) in places.iter().zip(source) {
         out[at] = v;
     }
@@ -73,7 +74,7 @@ fn each(x: &Shape, axis: usize, index: &Shape, indices: &[usize]) -> Vec<usize> 
 /// The places in x of whole slices.
 fn take(x: &Shape, axis: usize, indices: &[usize]) -> Vec<usize> {
     let (outer, length, inner) = around(x, axis);
-    let mut places = Vec::with_capacity(outer * indices.len() * inner);
+    let mut places = memory::room(outer * indices.len() * inner);
     for o in 0..outer {
         for i in indices {
             let start = (o * length + i) * inner;
@@ -91,5 +92,9 @@ fn checked(op: &Op, index: &Value, length: usize) -> Result<Vec<usize>, EvalErro
             Err(EvalError::Index { op: op.name().to_string(), index, length })
         }
     };
-    with_ints!(&index.data, x => x.iter().map(|&i| check(i as i128)).collect(),)
+    let mut indices = memory::room(index.shape.numel());
+    with_ints!(&index.data, x => for &i in x {
+        indices.push(check(i as i128)?);
+    },);
+    Ok(indices)
 }

@@ -35,6 +35,7 @@ pub use composite::eval_lowered;
 pub use number::Number;
 pub(crate) use window::Window;
 
+use crate::memory;
 use kiln_ir::math::DivideError;
 use kiln_ir::{Id, Item, Meta, Op, OpError, Verified, infer};
 use smallvec::SmallVec;
@@ -66,8 +67,15 @@ fn reason(error: &DivideError) -> &'static str {
     }
 }
 
-/// The results of `op` on `ins`.
+/// The results of `op` on `ins`. On a device, what it takes of memory is counted: see `memory.rs`.
 pub fn eval(op: &Op, ins: &[&Value]) -> Result<Vec<Value>, EvalError> {
+    let mark = memory::mark();
+    let outs = evaluated(op, ins)?;
+    mark.keep(outs.iter().map(|value| value.meta().bytes()).sum());
+    Ok(outs)
+}
+
+fn evaluated(op: &Op, ins: &[&Value]) -> Result<Vec<Value>, EvalError> {
     let metas: SmallVec<[Meta; 4]> = ins.iter().map(|v| v.meta()).collect();
     let outs = infer(op, &metas)?;
     let shape = outs.first().map(|meta| meta.shape).unwrap_or_default();

@@ -1,6 +1,7 @@
 //! The types that arithmetic on each dtype is done in.
 
 use super::array::Element;
+use crate::memory;
 use half::{bf16, f16};
 use kiln_ir::math::{Float, Num};
 
@@ -50,10 +51,10 @@ halves!(f16 bf16);
 
 /// All of `x` as the wider type.
 pub fn widen<T: Number>(x: &[T]) -> Vec<T::Wide> {
-    x.iter().map(|v| v.widen()).collect()
+    memory::collect(x.len(), x.iter().map(|v| v.widen()))
 }
 
 /// All of `x` rounded.
 pub fn narrow<T: Number>(x: &[T::Wide]) -> Vec<T> {
-    x.iter().map(|&v| T::narrow(v)).collect()
+    memory::collect(x.len(), x.iter().map(|&v| T::narrow(v)))
 }

@@ -4,6 +4,7 @@
 //! fusion, strides, threads and instruction sets never change a result. The constants are part of the CPU's numerics
 //! version: changing one changes results everywhere.
 
+use crate::{memory, stop};
 use kiln_ir::{AxisSet, Shape};
 
 /// Elements of K whose products form one chain in a matrix product; the chains' results are added in order.
@@ -42,8 +43,10 @@ pub fn fold<T: Copy, A: Copy>(
     widen: impl Fn(T) -> A,
     combine: impl Fn(A, A) -> A,
 ) -> A {
-    let mut partials = Vec::with_capacity(row.len().div_ceil(order.chunk));
+    let _mark = memory::mark();
+    let mut partials = memory::room(row.len().div_ceil(order.chunk));
     let mut lanes = [identity; INNER.lanes];
+    stop::check();
     for chunk in row.chunks(order.chunk) {
         let lanes = &mut lanes[..order.lanes];
         lanes.fill(identity);

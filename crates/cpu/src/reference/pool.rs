@@ -3,6 +3,7 @@
 use super::array::{Array, Element, Value, with_numbers};
 use super::number::Number;
 use super::window::Window;
+use crate::{memory, stop};
 use kiln_ir::math::Num;
 use kiln_ir::{Pool, PoolKind, Shape};
 
@@ -31,9 +32,11 @@ pub fn pool(kind: PoolKind, pool: &Pool, x: &Value, out: &Shape) -> Vec<Array> {
 /// The first of the largest, but the last NaN; infer keeps windows of padding alone away.
 fn max<T: Element>(window: &Window, planes: usize, x: &[T]) -> (Vec<T>, Vec<i64>) {
     let (xs, ys) = (window.x(), window.y());
-    let mut values = vec![T::default(); planes * ys];
-    let mut indices = vec![0; planes * ys];
+    let mut values = memory::filled(planes * ys, T::default());
+    let mut indices = memory::filled(planes * ys, 0);
     for p in 0..ys {
+        stop::check();
+        let _mark = memory::mark();
         let taps = window.of_y(p);
         for plane in 0..planes {
             let x = &x[plane * xs..][..xs];
@@ -69,8 +72,10 @@ fn totals<T: Number>(
     x: &[T],
     taps: impl Fn(usize) -> Vec<usize>,
 ) -> Vec<T> {
-    let mut out = vec![T::default(); planes * to];
+    let mut out = memory::filled(planes * to, T::default());
     for p in 0..to {
+        stop::check();
+        let _mark = memory::mark();
         let taps = taps(p);
         for plane in 0..planes {
             let x = &x[plane * from..][..from];

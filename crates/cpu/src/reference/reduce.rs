@@ -4,6 +4,7 @@ use super::array::{Array, Element, Value, with_floats, with_numbers, with_plain}
 use super::number::Number;
 use super::order::{fold, order};
 use super::view::View;
+use crate::{memory, stop};
 use kiln_ir::math::{Float, Num};
 use kiln_ir::{AxisSet, DType, ReduceKind, Shape};
 
@@ -38,8 +39,9 @@ impl Rows {
     fn map<T: Copy, U>(&self, x: &[T], f: impl Fn(&[T]) -> U) -> Vec<U> {
         let (view, count, length) = self.arranged();
         let x = view.read(x);
-        let mut out = Vec::with_capacity(count);
+        let mut out = memory::room(count);
         for i in 0..count {
+            stop::check();
             out.push(f(&x[i * length..(i + 1) * length]));
         }
         out

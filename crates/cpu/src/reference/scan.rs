@@ -3,6 +3,7 @@
 use super::array::{Array, Value, with_numbers};
 use super::number::Number;
 use super::view::around;
+use crate::{memory, stop};
 use kiln_ir::ScanKind;
 use kiln_ir::math::Num;
 
@@ -42,9 +43,10 @@ impl Lines {
         step: impl Fn(T::Wide, usize) -> T::Wide,
     ) -> Vec<T> {
         let (outer, length, inner) = self.extents;
-        let mut out = vec![T::default(); size];
+        let mut out = memory::filled(size, T::default());
         for o in 0..outer {
             for i in 0..inner {
+                stop::check();
                 let mut state = start;
                 for t in 0..length {
                     let t = if self.reverse { length - 1 - t } else { t };

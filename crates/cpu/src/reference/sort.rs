@@ -2,6 +2,7 @@
 
 use super::array::{Array, Element, Value, with_plain};
 use super::view::around;
+use crate::{memory, stop};
 use half::{bf16, f16};
 
 /// The first `take` elements of each sorted line, and their indices.
@@ -19,11 +20,12 @@ fn lines<T: Rank>(
     take: usize,
     descending: bool,
 ) -> (Vec<T>, Vec<i64>) {
-    let mut values = vec![T::default(); outer * take * inner];
-    let mut indices = vec![0; outer * take * inner];
-    let mut line: Vec<(u64, usize)> = Vec::with_capacity(length);
+    let mut values = memory::filled(outer * take * inner, T::default());
+    let mut indices = memory::filled(outer * take * inner, 0);
+    let mut line: Vec<(u64, usize)> = memory::room(length);
     for o in 0..outer {
         for i in 0..inner {
+            stop::check();
             let place = |t: usize| (o * length + t) * inner + i;
             line.clear();
             for t in 0..length {
@@ -41,8 +43,15 @@ fn lines<T: Rank>(
     (values, indices)
 }
 
+/// Places tell equal ranks apart, so that a sort which takes no memory is stable.
 fn by_rank(line: &mut [(u64, usize)]) {
-    line.sort_by_key(|&(rank, _)| rank);
+    if line.len() < memory::STRETCH {
+        return line.sort_unstable();
+    }
+    line.sort_unstable_by(|a, b| {
+        stop::check();
+        a.cmp(b)
+    });
 }
 
 /// An element's place among all values of its type, equal for values that compare equal: so one sort serves every dtype.

@@ -2,7 +2,9 @@
 
 use super::array::{Array, Value};
 use super::cast::cast;
+use super::movement::owned;
 use super::view::{View, around};
+use crate::memory::collect;
 use half::{bf16, f16};
 use kiln_ir::{DType, Meta, Move, RandomKind, Scalar, Shape, philox};
 
@@ -15,9 +17,9 @@ pub fn full(shape: &Shape, value: Scalar) -> Array {
 /// Each element's index along an axis; wrapped or rounded where the dtype cannot hold it.
 pub fn iota(shape: &Shape, dtype: DType, axis: usize) -> Array {
     let (_, length, _) = around(shape, axis);
-    let counts: Vec<i64> = (0..length as i64).collect();
+    let counts: Vec<i64> = collect(length, 0..length as i64);
     let line = Shape::collect((0..shape.len()).map(|i| if i == axis { length } else { 1 }));
-    cast(&View::whole(&line).expanded(shape).read(&counts).into_owned().into(), dtype)
+    cast(&owned(View::whole(&line).expanded(shape).read(&counts)).into(), dtype)
 }
 
 /// Element `i` is a function of (`key`, `offset`, `i`) alone.
@@ -26,14 +28,14 @@ pub fn random(kind: RandomKind, n: usize, dtype: DType, key: u64, offset: u64) -
     let words = elements.clone().map(|i| philox::word(key, offset, i));
     let wides = elements.clone().map(|i| philox::wide(key, offset, i));
     match (kind, dtype) {
-        (RandomKind::Bits, dtype) if dtype.size() == 8 => cast(&wides.collect::<Vec<_>>().into(), dtype),
-        (RandomKind::Bits, dtype) => cast(&words.collect::<Vec<_>>().into(), dtype),
-        (RandomKind::Uniform, DType::F64) => wides.map(philox::uniform_wide).collect::<Vec<_>>().into(),
-        (RandomKind::Uniform, DType::F16) => words.map(uniform_f16).collect::<Vec<_>>().into(),
-        (RandomKind::Uniform, DType::BF16) => words.map(uniform_bf16).collect::<Vec<_>>().into(),
-        (RandomKind::Uniform, _) => words.map(philox::uniform).collect::<Vec<_>>().into(),
+        (RandomKind::Bits, dtype) if dtype.size() == 8 => cast(&collect(n, wides).into(), dtype),
+        (RandomKind::Bits, dtype) => cast(&collect(n, words).into(), dtype),
+        (RandomKind::Uniform, DType::F64) => collect(n, wides.map(philox::uniform_wide)).into(),
+        (RandomKind::Uniform, DType::F16) => collect(n, words.map(uniform_f16)).into(),
+        (RandomKind::Uniform, DType::BF16) => collect(n, words.map(uniform_bf16)).into(),
+        (RandomKind::Uniform, _) => collect(n, words.map(philox::uniform)).into(),
         (RandomKind::Normal, dtype) => {
-            cast(&elements.map(|i| philox::normal(key, offset, i)).collect::<Vec<_>>().into(), dtype)
+            cast(&collect(n, elements.map(|i| philox::normal(key, offset, i))).into(), dtype)
         }
     }
 }

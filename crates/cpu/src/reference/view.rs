@@ -1,5 +1,6 @@
 //! Strided readings of a row-major array: how rearrangements, broadcasting and reductions find their elements.
 
+use crate::{memory, stop};
 use kiln_ir::{AxisSet, Dims, MAX_RANK, Shape};
 use std::borrow::Cow;
 
@@ -69,6 +70,7 @@ impl View {
         let mut index = [0usize; MAX_RANK];
         let mut at = self.start;
         loop {
+            stop::check();
             for i in 0..length as isize {
                 f((at + i * step) as usize);
             }
@@ -91,7 +93,7 @@ impl View {
 
     /// The offset of each element, in row-major order.
     pub fn offsets(&self) -> Vec<usize> {
-        let mut out = Vec::with_capacity(self.shape.numel());
+        let mut out = memory::room(self.shape.numel());
         self.each(|at| out.push(at));
         out
     }
@@ -104,7 +106,7 @@ impl View {
         if n == x.len() && self.start == 0 && plain {
             return Cow::Borrowed(x);
         }
-        let mut out = Vec::with_capacity(n);
+        let mut out = memory::room(n);
         self.each(|at| out.push(x[at]));
         Cow::Owned(out)
     }

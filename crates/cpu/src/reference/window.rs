@@ -2,7 +2,10 @@
 //!
 //! Three spatial axes always; missing ones are put in front with extent 1, which changes no row-major order.
 
+use crate::memory::{STRETCH, collect, room};
+use crate::stop;
 use kiln_ir::{Conv, Pool};
+use std::ops::Range;
 
 /// Windows over three axes.
 pub struct Window([Axis; 3]);
@@ -64,8 +67,9 @@ impl Window {
     pub fn of_y(&self, y: usize) -> Vec<(usize, usize)> {
         let y = unflatten(y, self.0.map(|a| a.y));
         let pairs = |i: usize| {
-            let axis = self.0[i];
-            (0..axis.kernel).filter_map(|k| Some((axis.x_at(y[i], k)?, k))).collect()
+            let (axis, y) = (self.0[i], y[i]);
+            let taps = axis.taps_of_y(y);
+            collect(taps.len(), taps.map(|k| (y * axis.stride + k * axis.dilation - axis.low, k)))
         };
         product([pairs(0), pairs(1), pairs(2)], self.0.map(|a| a.x), self.0.map(|a| a.kernel))
     }
@@ -74,8 +78,9 @@ impl Window {
     pub fn of_x(&self, x: usize) -> Vec<(usize, usize)> {
         let x = unflatten(x, self.0.map(|a| a.x));
         let pairs = |i: usize| {
-            let axis = self.0[i];
-            (0..axis.kernel).filter_map(|k| Some((axis.y_at(x[i], k)?, k))).collect()
+            let (axis, x) = (self.0[i], x[i]);
+            let taps = axis.taps_of_x(x);
+            collect(taps.len(), taps.filter_map(|k| Some((axis.y_at(x, k)?, k))))
         };
         product([pairs(0), pairs(1), pairs(2)], self.0.map(|a| a.y), self.0.map(|a| a.kernel))
     }
@@ -84,16 +89,41 @@ impl Window {
     pub fn of_kernel(&self, k: usize) -> Vec<(usize, usize)> {
         let k = unflatten(k, self.0.map(|a| a.kernel));
         let pairs = |i: usize| {
-            let axis = self.0[i];
-            (0..axis.y).filter_map(|y| Some((axis.x_at(y, k[i])?, y))).collect()
+            let (axis, at) = (self.0[i], k[i] * self.0[i].dilation);
+            let places = meeting(at, axis.stride, axis.low, axis.x, axis.y);
+            collect(places.len(), places.map(|y| (at + y * axis.stride - axis.low, y)))
         };
         product([pairs(0), pairs(1), pairs(2)], self.0.map(|a| a.x), self.0.map(|a| a.y))
+    }
+
+    /// How many places of x all places of y meet together, if that is a number at all.
+    pub fn meetings(&self) -> Option<usize> {
+        let along = |axis: &Axis| {
+            (0..axis.y).try_fold(0usize, |sum, y| {
+                if y % STRETCH == 0 {
+                    stop::check();
+                }
+                sum.checked_add(axis.taps_of_y(y).len())
+            })
+        };
+        self.0.iter().try_fold(1usize, |product, axis| product.checked_mul(along(axis)?))
     }
 }
 
 impl Axis {
-    fn x_at(self, y: usize, k: usize) -> Option<usize> {
-        (y * self.stride + k * self.dilation).checked_sub(self.low).filter(|&x| x < self.x)
+    /// Places of the kernel at which a place of y meets x.
+    fn taps_of_y(self, y: usize) -> Range<usize> {
+        meeting(y * self.stride, self.dilation, self.low, self.x, self.kernel)
+    }
+
+    /// Places of the kernel among which are those at which a place of x goes into y.
+    fn taps_of_x(self, x: usize) -> Range<usize> {
+        let last = x + self.low;
+        let first = match last.checked_sub(self.y * self.stride) {
+            Some(past) => past / self.dilation + 1,
+            None => 0,
+        };
+        first..self.kernel.min(last / self.dilation + 1).max(first)
     }
 
     fn y_at(self, x: usize, k: usize) -> Option<usize> {
@@ -101,6 +131,13 @@ impl Axis {
         let y = from / self.stride;
         (from % self.stride == 0 && y < self.y).then_some(y)
     }
+}
+
+/// The `i` below `n` for which `at + i * step - low` is a place of x.
+fn meeting(at: usize, step: usize, low: usize, x: usize, n: usize) -> Range<usize> {
+    let first = low.saturating_sub(at).div_ceil(step);
+    let end = (x + low).saturating_sub(at).div_ceil(step).min(n);
+    first..end.max(first)
 }
 
 fn unflatten(at: usize, extents: [usize; 3]) -> [usize; 3] {
@@ -111,8 +148,9 @@ fn unflatten(at: usize, extents: [usize; 3]) -> [usize; 3] {
 /// All combinations of three axes' pairs, the first axis slowest, as flat places.
 fn product(pairs: [Vec<(usize, usize)>; 3], left: [usize; 3], right: [usize; 3]) -> Vec<(usize, usize)> {
     let [first, second, third] = pairs;
-    let mut out = Vec::with_capacity(first.len() * second.len() * third.len());
+    let mut out = room(first.len().saturating_mul(second.len()).saturating_mul(third.len()));
     for &(l0, r0) in &first {
+        stop::check();
         for &(l1, r1) in &second {
             let (l, r) = ((l0 * left[1] + l1) * left[2], (r0 * right[1] + r1) * right[2]);
             out.extend(third.iter().map(|&(l2, r2)| (l + l2, r + r2)));
