@@ -6,7 +6,7 @@ use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::View;
 use crate::{
-    convolution, elementwise, fused, indexed, interpreter, memory, movement, pool, pooling, product,
+    convolution, elementwise, fused, guard, indexed, interpreter, memory, movement, pool, pooling, product,
     reduction,
 };
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Room, Usage};
@@ -165,6 +165,14 @@ impl Kernels for CpuKernels {
             Op::Dot { transpose } => one(product::dot(&cx, *transpose, &ins[0], &ins[1], out)),
             Op::Conv { kind, conv } if convolution::has_kernel(out.dtype) => {
                 one(convolution::conv(&cx, *kind, conv, &ins[0], &ins[1], out))
+            }
+            Op::Guard { finite } => {
+                let fine = !finite || ins.iter().all(|x| guard::all_finite(x));
+                one(cx.filled(out, &[fine as u8]))
+            }
+            Op::Commit => {
+                let ok = cx.dense(&ins[0])?.bytes() == [1];
+                Ok(smallvec![ins[if ok { 1 } else { 2 }].clone()])
             }
             Op::Named(_) => self.lowered(op, ins, place),
             Op::Pool { kind, pool } => {

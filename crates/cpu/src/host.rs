@@ -13,7 +13,7 @@ use kiln_device::{
     Urgency, Wish, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
-use kiln_ir::{Id, Item, Meta, Node, Op};
+use kiln_ir::{DType, Id, Item, Meta, Node, Op, Scalar, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::any::Any;
@@ -323,6 +323,19 @@ impl<K: Kernels> Shared<K> {
         origin: Option<Origin>,
         place: Place,
     ) {
+        let known = node.ins.iter().all(|id| table.contains_key(id));
+        match (&node.op, &node.ins[..], &node.outs[..]) {
+            (Op::Guard { finite }, _, [out]) if known => {
+                let word = self.guard(table, node, *finite, origin, place);
+                return drop(table.insert(*out, word));
+            }
+            (Op::Commit, [ok, new, old], [out]) if known => {
+                let ok = matches!(&table[ok], Ok(ok) if self.holds(ok));
+                let chosen = table[if ok { new } else { old }].clone();
+                return drop(table.insert(*out, chosen));
+            }
+            _ => {}
+        }
         let mut ins: SmallVec<[Arg<K::Value>; 4]> = SmallVec::with_capacity(node.ins.len());
         // A poisoned operand is looked for first, so that nothing is taken out of the table in vain.
         for id in &node.ins {
@@ -353,6 +366,47 @@ impl<K: Kernels> Shared<K> {
                 poison(table, node, self.fail(error))
             }
         }
+    }
+
+    /// Whether a step may be applied: a bool that is never poisoned by what it looks at. A refusal is a failure to be told.
+    fn guard(
+        &self,
+        table: &Table<K::Value>,
+        node: &Node,
+        finite: bool,
+        origin: Option<Origin>,
+        place: Place,
+    ) -> Slot<K::Value> {
+        let failed = |cause: Error| self.fail(failed(node.op.name(), node.outs[0], origin, cause));
+        let refused = |at: usize, cause| Error::StepRefused { at, path: String::new(), origin: None, cause };
+        let eval = |op: &Op, ins: &mut [Arg<K::Value>]| {
+            let outs = self.guarded("guard", || self.kernels.eval(op, ins, place))?;
+            outs.into_iter().next().ok_or(Error::UnknownValue(node.outs[0]))
+        };
+        let word = |ok: bool| {
+            let value = Scalar::from_bits(DType::Bool, ok as u64);
+            eval(&Op::Full { shape: Shape::default(), value }, &mut []).map_err(failed)
+        };
+        for (at, id) in node.ins.iter().enumerate() {
+            if let Err(cause) = &table[id] {
+                failed(refused(at, Some(cause.clone())));
+                return word(false);
+            }
+        }
+        let values = node.ins.iter().filter_map(|id| table[id].as_ref().ok());
+        for (at, value) in values.enumerate().filter(|_| finite) {
+            let fine = eval(&node.op, &mut [Arg::Shared(value.clone())]).map_err(failed)?;
+            if !self.holds(&fine) {
+                failed(refused(at, None));
+                return Ok(fine);
+            }
+        }
+        word(true)
+    }
+
+    /// Whether a single bool is true.
+    fn holds(&self, word: &K::Value) -> bool {
+        self.kernels.download(word).is_ok_and(|data| data.bytes.first() == Some(&1))
     }
 
     /// Notes a failure for [`Device::failures`].

@@ -34,6 +34,7 @@ mod memory;
 mod sync;
 mod composite;
 mod fused;
+mod guard;
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub mod emit;

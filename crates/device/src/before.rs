@@ -3,6 +3,22 @@
 /// The methods of a device that hand everything on to the device in its field `inner`; its own are written beside them.
 macro_rules! handed_on {
     () => {
+        fn locality(&self) -> $crate::Locality {
+            self.inner.locality()
+        }
+
+        fn any(&self) -> Option<&dyn std::any::Any> {
+            self.inner.any()
+        }
+
+        fn wish(&self, id: kiln_ir::Id, memory: $crate::Wish) {
+            self.inner.wish(id, memory);
+        }
+
+        fn follows_wishes(&self) -> bool {
+            self.inner.follows_wishes()
+        }
+
         fn supports(&self, op: &kiln_ir::Op, ins: &[kiln_ir::Meta]) -> bool {
             self.inner.supports(op, ins)
         }

@@ -13,6 +13,18 @@ pub enum Error {
     /// The value was never computed: an operation failed, here or upstream. `value` is what that one would have given.
     #[error("{} failed: {}", place(op, origin), reason(op, cause))]
     Failed { op: String, value: Id, origin: Option<Origin>, cause: Arc<Error> },
+    /// A step was not applied, because the gradient of `path` could not be computed for this `cause`, or without one because
+    /// it is not finite. Until the recording side has its say, `path` is empty and the gradient's place is all that is known.
+    #[error(
+        "the step{} was not applied: the gradient {} {}",
+        origin.map(|o| format!(" at {o}")).unwrap_or_default(),
+        if path.is_empty() { format!("number {at}") } else { format!("of {path}") },
+        cause.as_ref().map_or("is not finite".to_string(), |cause| format!("was not computed: {cause}"))
+    )]
+    StepRefused { at: usize, path: String, origin: Option<Origin>, cause: Option<Arc<Error>> },
+    /// Several operations failed that nobody was told of yet.
+    #[error("{} operations failed: {}", .0.len(), .0.iter().map(|e| e.to_string()).collect::<Vec<_>>().join("; "))]
+    Several(Arc<[Error]>),
     #[error(transparent)]
     Op(#[from] OpError),
     #[error("{op}: index {index} is out of range for an axis of length {length}")]
@@ -66,10 +78,26 @@ fn room(free: usize, limit: usize) -> String {
 }
 
 impl Error {
+    /// What the operation that failed would have given.
+    pub fn value(&self) -> Option<Id> {
+        match self {
+            Error::Failed { value, .. } => Some(*value),
+            _ => None,
+        }
+    }
+
+    /// Why a step that was refused lacks a gradient.
+    pub fn cause_of_step(&self) -> Option<&Error> {
+        match self {
+            Error::StepRefused { cause, .. } => cause.as_deref(),
+            _ => None,
+        }
+    }
+
     /// The first failure: what made the operation fail.
     pub fn root(&self) -> &Error {
         match self {
-            Error::Failed { cause, .. } => cause.root(),
+            Error::Failed { cause, .. } | Error::StepRefused { cause: Some(cause), .. } => cause.root(),
             error => error,
         }
     }

@@ -24,6 +24,15 @@ impl DeviceInfo {
     }
 }
 
+/// Where a device computes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Locality {
+    /// In this process, in memory that it can lend.
+    Process,
+    /// On a server, named by its address.
+    Server(String),
+}
+
 /// What a device can do with a dtype, as a set.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Usage(u8);

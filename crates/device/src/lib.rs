@@ -22,7 +22,7 @@ pub use batch::{Batch, Place, Urgency};
 pub use budget::{Budget, Share};
 pub use data::{Bytes, Data, Host, Room};
 pub use error::Error;
-pub use info::{DeviceInfo, Memory, Usage};
+pub use info::{DeviceInfo, Locality, Memory, Usage};
 pub use origin::{MethodGuard, Origin, Scope, ScopeGuard, method, scope};
 pub use pending::{Help, Pending, Promise, pending};
 pub use profile::{OpProfile, Profile};
@@ -46,6 +46,11 @@ pub type Wish = Arc<dyn Fn() -> Option<Bytes> + Send + Sync>;
 pub trait Device: Send + Sync + 'static {
     /// What it is and can do.
     fn info(&self) -> DeviceInfo;
+
+    /// Where it computes; a decorator says where the device below it does.
+    fn locality(&self) -> Locality {
+        Locality::Process
+    }
 
     /// Takes the next part of the stream. Returns before it is executed; blocks only to bound what is queued.
     fn submit(&self, batch: Batch);
@@ -118,7 +123,8 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
-    /// The device itself, for another of its kind that has a short way to it.
+    /// The device itself, or the one below a decorator: for another of its kind that has a short way to it, and for
+    /// tools that know it. What it is says [`Device::locality`], not whether there is something here.
     fn any(&self) -> Option<&dyn Any> {
         None
     }

@@ -153,6 +153,19 @@ impl<T> Pending<T> {
         }
     }
 
+    /// An answer made of this one as soon as that is there, on whichever thread gives it.
+    pub fn answered<U: Send + 'static>(
+        self,
+        f: impl FnOnce(Result<T, Error>) -> Result<U, Error> + Send + 'static,
+    ) -> Pending<U>
+    where
+        T: 'static,
+    {
+        let (promise, answer) = pending(self.help.clone());
+        self.on_answer(move |given| promise.answer(f(given)));
+        answer
+    }
+
     /// An answer computed from this one when it is waited for.
     pub fn map<U>(
         self,

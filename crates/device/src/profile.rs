@@ -2,7 +2,7 @@
 //! trace that Chrome's viewer and Perfetto open. Timing an operation means waiting for it, so a profiled program is
 //! slower and its operations do not overlap.
 
-use crate::{Batch, Data, Device, DeviceInfo, Error, Pending, Place, Urgency};
+use crate::{Batch, Data, Device, DeviceInfo, Error, Keep, Pending, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -201,6 +201,16 @@ impl Device for Profile {
 
     fn read(&self, id: Id) -> Pending<Data> {
         self.inner.read(id)
+    }
+
+    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Device, from: Id, keep: Keep) -> bool {
+        let begun = Instant::now();
+        let fetched = self.inner.fetch(id, meta, place, source, from, keep);
+        if fetched {
+            self.state.lock().unwrap_or_else(|e| e.into_inner()).metas.insert(id, meta);
+            self.note("fetch".into(), String::new(), begun, meta.bytes() as u64);
+        }
+        fetched
     }
 
     fn sync(&self) -> Pending<()> {

@@ -1,5 +1,8 @@
 //! What can go wrong where workers exchange.
 
+use kiln_tensor::Meta;
+use std::time::Duration;
+
 /// Why workers could not exchange.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
@@ -20,6 +23,12 @@ pub enum Error {
     Unfinished { rank: usize, left: usize },
     #[error("the gradients of other workers are not there: all of them differentiate before one waits")]
     Early,
+    #[error("rank {rank} gave up after {after:?} waiting for {}", .missing.iter().map(|r| format!("rank {r}")).collect::<Vec<_>>().join(", "))]
+    Late { rank: usize, after: Duration, missing: Vec<usize> },
+    #[error("rank {rank}: a gradient was given for a tensor that is no parameter of this step")]
+    Foreign { rank: usize },
+    #[error("rank {rank}: the gradient given for `{path}` is {got} instead of {want}")]
+    Gradient { rank: usize, path: String, want: Meta, got: Meta },
     #[error("the round before is still open: it is waited for or dropped before the next begins")]
     Open,
     #[error("{shards} shards in {ranks} ranks: collectives of tensors need a rank for each shard")]

@@ -21,5 +21,6 @@ pub use error::Error;
 pub use kiln_group::{Config, Group, Identity, Layout, Reduce, Rendezvous, flight};
 pub use shards::{Partial, combine, partials, samples};
 pub use sync::{
-    Bf16, Combine, Compress, Config as SyncConfig, GradientSync, Reduced, Round, Stats, Stepped, Unused,
+    Bf16, Combine, Compress, Config as SyncConfig, GradientSync, Reduced, Round, Route, Stats, Stepped,
+    Unused,
 };

@@ -247,6 +247,6 @@ impl Chain {
 
 /// Whether repeating it costs little and cannot fail.
 fn is_elementwise(op: &Op) -> bool {
-    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast(_) | Op::Full { .. })
+    matches!(op, Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Commit | Op::Cast(_) | Op::Full { .. })
         && !op.is_fallible()
 }

@@ -71,6 +71,8 @@ pub fn flow(op: &Op, i: usize) -> Flow {
         Op::Gather { .. } | Op::Scatter { .. } if i == 1 => INDEX,
         Op::Gather { .. } | Op::Scatter { .. } => Flow::Some,
         Op::Sort { .. } | Op::Named(_) => Flow::Some,
+        Op::Guard { .. } => Flow::None("the result is bool"),
+        Op::Commit => Flow::None("an update is not differentiated"),
         Op::Custom(call) if custom::find(&call.name).is_none() => {
             Flow::None("the operation is not registered")
         }
@@ -91,6 +93,7 @@ pub fn gradient<'a>(op: &Op, rule: &Rule<'_, 'a>, i: usize) -> Option<V<'a>> {
     let g = rule.grads.first().copied().flatten()?;
     match op {
         Op::Full { .. } | Op::Iota { .. } | Op::Random { .. } | Op::Custom(_) => None,
+        Op::Guard { .. } | Op::Commit => None,
         Op::Unary(op) => match op.grad() {
             Grad1::Is(d) => Some(d(g, x, rule.outs[0])),
             Grad1::Zero | Grad1::No(_) => None,

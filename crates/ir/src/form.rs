@@ -140,7 +140,7 @@ impl Op {
                 sink.put("key", F::Word(*key));
                 sink.put("offset", F::Word(*offset));
             }
-            Op::Unary(_) | Op::Binary(_) | Op::Select => {}
+            Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Commit => {}
             Op::Cast(dtype) => sink.put("dtype", F::DType(*dtype)),
             Op::Move(Move::Reshape(shape) | Move::Expand(shape)) => sink.put("shape", F::Shape(*shape)),
             Op::Move(Move::Permute(order)) => sink.put("order", F::Order(*order)),
@@ -183,6 +183,7 @@ impl Op {
                 sink.put("descending", F::Flag(*descending));
                 sink.put("take", F::Bound(*take));
             }
+            Op::Guard { finite } => sink.put("finite", F::Flag(*finite)),
             Op::Named(Named::Softmax { axis } | Named::LogSoftmax { axis }) => {
                 sink.put("axis", F::Axis(*axis))
             }
@@ -270,6 +271,8 @@ impl Op {
                 let (axis, descending) = (s.axis("axis")?, s.flag("descending")?);
                 Op::Sort { axis, descending, take: s.bound("take")? }
             }
+            "guard" => Op::Guard { finite: s.flag("finite")? },
+            "commit" => Op::Commit,
             "softmax" => Op::Named(Named::Softmax { axis: s.axis("axis")? }),
             "log_softmax" => Op::Named(Named::LogSoftmax { axis: s.axis("axis")? }),
             "layer_norm" => Op::Named(Named::LayerNorm { axes: s.axis("axes")?, eps: s.real("eps")? }),
@@ -365,6 +368,8 @@ const STRUCTURED: &[&str] = &[
     "scatter_add",
     "take_add",
     "sort",
+    "guard",
+    "commit",
     "softmax",
     "log_softmax",
     "layer_norm",

@@ -202,6 +202,25 @@ impl Infer<'_> {
                 x.shape[axis] = *take;
                 Ok(smallvec![x, Meta { dtype: DType::I64, shape: x.shape }])
             }
+            Op::Guard { .. } => {
+                if self.ins.is_empty() {
+                    return self.arity("at least 1");
+                }
+                self.ins.iter().try_for_each(|x| self.plain(x.dtype))?;
+                one(Meta::new(DType::Bool, []))
+            }
+            Op::Commit => {
+                let [ok, new, old] = self.three()?;
+                if ok.dtype != DType::Bool {
+                    return self.dtype(ok.dtype);
+                }
+                if !ok.shape.is_empty() {
+                    return self.shape(&ok.shape, "the condition is a single bool");
+                }
+                self.same_plain(&new, &old)?;
+                self.same_shape(&new.shape, &old.shape)?;
+                one(old)
+            }
             Op::Named(op) => one(self.named(op)?),
             Op::Custom(call) => {
                 let custom = crate::custom::find(&call.name)

@@ -109,6 +109,15 @@ pub enum Op {
         /// How many of the first results are given.
         take: usize,
     },
+    /// (any number of operands): a bool, true if none of them has failed. It never fails itself and passes no failure on:
+    /// this is how a step that lacks a gradient is refused as a whole. No derivative.
+    Guard {
+        /// All elements of its float operands must be finite too.
+        finite: bool,
+    },
+    /// (ok, new, old) of one dtype and shape, `ok` a single bool: new if ok, else old. Unless ok is true it does not matter
+    /// whether new, or ok itself, has failed. No derivative.
+    Commit,
     /// A composite that a device may claim whole; otherwise it lowers itself.
     Named(Named),
     /// A user's operation, found by name in the registry.
@@ -434,6 +443,8 @@ impl Op {
                 ScatterKind::TakeAdd => "take_add",
             },
             Op::Sort { .. } => "sort",
+            Op::Guard { .. } => "guard",
+            Op::Commit => "commit",
             Op::Named(op) => match op {
                 Named::Softmax { .. } => "softmax",
                 Named::LogSoftmax { .. } => "log_softmax",
@@ -465,6 +476,8 @@ impl Op {
             Op::Sort { .. } => 13,
             Op::Named(_) => 14,
             Op::Custom(_) => 15,
+            Op::Guard { .. } => 16,
+            Op::Commit => 17,
             Op::Unary(op) => 0x100 + *op as u16,
             Op::Binary(op) => 0x200 + *op as u16,
         }
@@ -525,6 +538,8 @@ impl Op {
             | Op::Conv { .. }
             | Op::Pool { .. }
             | Op::Sort { .. }
+            | Op::Guard { .. }
+            | Op::Commit
             | Op::Named(_) => false,
         }
     }

@@ -100,6 +100,7 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
 pub struct Gradients {
     leaves: BTreeMap<u64, Tensor>,
     steps: BTreeMap<(Number, u32), Tensor>,
+    words: Vec<Tensor>,
 }
 
 impl Gradients {
@@ -127,6 +128,7 @@ impl Gradients {
     #[track_caller]
     pub fn add(&mut self, other: Gradients) {
         let origin = Origin::here();
+        self.words.extend(other.words);
         for (leaf, gradient) in other.leaves {
             let sum = match self.leaves.remove(&leaf) {
                 Some(sum) => add(&sum, &gradient, origin),
@@ -134,6 +136,16 @@ impl Gradients {
             };
             self.leaves.insert(leaf, sum);
         }
+    }
+
+    /// Has a step along these gradients depend on a single bool too, such as what other workers think of it.
+    pub fn require(&mut self, word: Tensor) {
+        self.words.push(word);
+    }
+
+    /// What a step along these gradients depends on besides them.
+    pub fn words(&self) -> &[Tensor] {
+        &self.words
     }
 
     /// How many leaves have a gradient.

@@ -1,7 +1,8 @@
 //! Handles to devices, and the list of those that this process has opened.
 
 use crate::lane::{self, PlaceScope};
-use kiln_device::{DeviceInfo, Error, Memory, Pending, Place, Profile, Record};
+use crate::news::News;
+use kiln_device::{DeviceInfo, Error, Locality, Memory, Pending, Place, Profile, Record};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 
@@ -22,6 +23,8 @@ struct Entry {
     runs_all: bool,
     /// Frees that found no lane to travel in; the next submission takes them along.
     orphans: Mutex<Vec<kiln_ir::Id>>,
+    /// Failures that nobody was told of yet.
+    news: Mutex<News>,
 }
 
 static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
@@ -85,8 +88,8 @@ impl Device {
     fn add(devices: &mut Vec<Device>, address: String, driver: Arc<dyn kiln_device::Device>) -> Device {
         let eager = AtomicBool::new(flag("KILN_EAGER"));
         let id = DeviceId(devices.len() as u32);
-        let (runs_all, orphans) = (driver.supports_all(), Mutex::default());
-        let device = Device(Arc::new(Entry { id, address, driver, eager, runs_all, orphans }));
+        let (runs_all, orphans, news) = (driver.supports_all(), Mutex::default(), Mutex::default());
+        let device = Device(Arc::new(Entry { id, address, driver, eager, runs_all, orphans, news }));
         devices.push(device.clone());
         device
     }
@@ -154,8 +157,9 @@ impl Device {
         self.0.driver.cleanup();
     }
 
-    /// Waits until everything that this thread recorded has been executed. Failed operations do not make it fail:
-    /// they are told where their results are read.
+    /// Waits until everything that this thread recorded has been executed. Tells of what failed and no read has told of
+    /// yet, each failure once: what this thread recorded, and what threads that have ended left behind. Several at once are
+    /// [`Error::Several`].
     pub fn sync(&self) -> Result<(), Error> {
         self.sync_async().wait()
     }
@@ -163,7 +167,8 @@ impl Device {
     /// Like [`Device::sync`], awaited or waited for later. Its place in the stream is taken now.
     pub fn sync_async(&self) -> Pending<()> {
         lane::seal(self);
-        self.0.driver.sync()
+        let (device, lane) = (self.clone(), lane::own_lane(self));
+        self.0.driver.sync().answered(move |done| done.and_then(|()| device.untold(lane)))
     }
 
     /// Submits what this thread recorded, without waiting for it.
@@ -200,16 +205,19 @@ impl Device {
         self.0.driver.stage(data)
     }
 
-    /// Brings what decorators hold to their files.
+    /// Brings what decorators hold to their files, then tells what [`Device::sync`] does.
     pub fn flush(&self) -> Result<(), Error> {
-        self.sync()?;
-        self.0.driver.flush()
+        let synced = self.sync();
+        self.0.driver.flush()?;
+        synced
     }
 
     /// What happened since this was last asked that nobody waited for, in words: lost servers that were replaced,
-    /// moves that had to take the long way.
+    /// moves that had to take the long way, steps that were skipped ([`crate::NonFinite::Skip`]).
     pub fn events(&self) -> Vec<String> {
-        self.0.driver.events()
+        let mut events = self.0.driver.events();
+        events.extend(self.skipped());
+        events
     }
 
     /// Ends the session with a server, which frees everything there at once instead of at the end of its lease. What
@@ -229,9 +237,18 @@ impl Device {
         &self.0.driver
     }
 
+    /// Where it computes.
+    pub fn locality(&self) -> Locality {
+        self.0.driver.locality()
+    }
+
     /// Whether it may have a short way to others of its kind.
     pub(crate) fn is_remote(&self) -> bool {
-        self.0.driver.any().is_some()
+        matches!(self.locality(), Locality::Server(_))
+    }
+
+    pub(crate) fn unread(&self) -> &Mutex<News> {
+        &self.0.news
     }
 
     pub(crate) fn is_eager(&self) -> bool {

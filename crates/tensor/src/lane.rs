@@ -14,6 +14,7 @@ use kiln_device::{Batch, Origin, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -64,6 +65,18 @@ thread_local! {
 /// Lanes whose threads have ended.
 static CLOSED: Mutex<Vec<&'static Lane>> = Mutex::new(Vec::new());
 
+/// Which lane gives which names, of the last that were drawn. Its lock is the last: nothing else is locked under it.
+static DRAWN: Mutex<VecDeque<((u64, u64), &'static Lane)>> = Mutex::new(VecDeque::new());
+
+/// Ranges of names whose lanes are remembered.
+const MOST_DRAWN: usize = 1024;
+
+/// The lane in which a value was recorded, if it is remembered. Takes no lane's lock.
+pub(crate) fn owner(id: Id) -> Option<&'static Lane> {
+    let drawn = DRAWN.lock().unwrap_or_else(|e| e.into_inner());
+    drawn.iter().rev().find(|((from, to), _)| (*from..*to).contains(&id.0)).map(|(_, lane)| *lane)
+}
+
 /// Values that wait to be freed at most.
 const MOST_FREED: usize = 1024;
 
@@ -102,6 +115,11 @@ impl Lane {
         self.closed.store(true, Ordering::Release);
         self.seal(Urgency::Background);
         CLOSED.lock().unwrap_or_else(|e| e.into_inner()).push(self);
+    }
+
+    /// Whether its thread has ended.
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
     }
 
     pub fn submitted(&self) -> u64 {
@@ -206,9 +224,14 @@ impl State {
     }
 
     /// A name that no other value of this process has.
-    fn fresh(&mut self) -> Id {
+    fn fresh(&mut self, lane: &'static Lane) -> Id {
         if self.names.0 == self.names.1 {
             self.names = draw();
+            let mut drawn = DRAWN.lock().unwrap_or_else(|e| e.into_inner());
+            if drawn.len() == MOST_DRAWN {
+                drawn.pop_front();
+            }
+            drawn.push_back((self.names, lane));
         }
         self.names.0 += 1;
         Id(self.names.0 - 1)
@@ -218,7 +241,7 @@ impl State {
     fn define(&mut self, lane: &'static Lane, meta: Meta) -> Arc<Value> {
         let bytes = meta.bytes();
         self.bytes = self.bytes.saturating_add_unsigned(bytes);
-        let (id, at) = (self.fresh(), self.next);
+        let (id, at) = (self.fresh(lane), self.next);
         Arc::new(Value { id, meta, bytes, lane, last: AtomicU64::new(at), defined: at })
     }
 }
@@ -311,7 +334,7 @@ pub(crate) fn write(device: &Device, data: kiln_device::Data) -> Arc<Value> {
     with_lane(device, |lane| {
         let (place, id) = {
             let mut state = lane.lock();
-            (state.place, state.fresh())
+            (state.place, state.fresh(lane))
         };
         let meta = data.meta;
         lane.device.driver().write(id, data, place);
@@ -328,7 +351,7 @@ pub(crate) fn fetch(device: &Device, from: &Arc<Value>) -> Option<Arc<Value>> {
     with_lane(device, |lane| {
         let (place, id) = {
             let mut state = lane.lock();
-            (state.place, state.fresh())
+            (state.place, state.fresh(lane))
         };
         let (meta, source) = (from.meta, from.device().driver());
         let fetched = lane.device.driver().fetch(id, meta, place, &**source, from.id, from.clone());
@@ -370,7 +393,7 @@ pub(crate) fn own(device: &Device) -> &'static Device {
 }
 
 /// This thread's lane for `device`, if it has one.
-fn own_lane(device: &Device) -> Option<&'static Lane> {
+pub(crate) fn own_lane(device: &Device) -> Option<&'static Lane> {
     if let Some(lane) = LAST.get().filter(|lane| lane.device == *device) {
         return Some(lane);
     }

@@ -8,6 +8,7 @@
 mod device;
 mod element;
 mod lane;
+mod news;
 mod tensor;
 mod value;
 
@@ -21,6 +22,7 @@ mod operators;
 mod print;
 mod random;
 mod read;
+mod step;
 
 pub use backward::{Backward, Gradients, LeafGradient, grad};
 pub use checkpoint::{checkpoint, custom_grad};
@@ -30,11 +32,12 @@ pub use lane::PlaceScope;
 pub use methods::*;
 pub use operators::Operand;
 pub use random::{Generator, seed, with_generator};
+pub use step::{NonFinite, Step};
 pub use tape::{is_grad_enabled, no_grad};
 pub use tensor::Tensor;
 
 pub use kiln_cpu::pool::{set_threads, threads};
 pub use kiln_device::{
-    Bytes, Data, DeviceInfo, Error, Host, Memory, Origin, Pending, Scope, ScopeGuard, Usage, scope,
+    Bytes, Data, DeviceInfo, Error, Host, Locality, Memory, Origin, Pending, Scope, ScopeGuard, Usage, scope,
 };
 pub use kiln_ir::{DType, MAX_RANK, Meta, OpError, Shape, promote};

@@ -9,12 +9,23 @@ use std::time::Duration;
 
 impl Tensor {
     /// The content, as bytes with dtype and shape. Waits until it is computed.
+    ///
+    /// Like every read, it fails if the value does, and once with [`Error::StepRefused`] after a step of this thread's that
+    /// was not applied.
     pub fn to_data(&self) -> Result<Data, Error> {
-        self.to_data_async().wait()
+        let device = self.value.device();
+        device.answered(lane::own_lane(device), self.content().wait())
     }
 
     /// The content, awaited in any async runtime or waited for later. What is read is the value as of this call.
     pub fn to_data_async(&self) -> Pending<Data> {
+        let (device, content) = (self.value.device(), self.content());
+        let lane = lane::own_lane(device);
+        content.answered(move |answer| device.answered(lane, answer))
+    }
+
+    /// The content for machinery that has its own way to tell of failures: see [`crate::Device::told`].
+    pub fn content(&self) -> Pending<Data> {
         lane::seal_for(&self.value);
         self.value.device().driver().read(self.value.id)
     }

@@ -28,7 +28,7 @@ macro_rules! classes {
     };
 }
 classes! {
-    Full Iota Random Unary Binary Select Cast Move Reduce Scan Dot Conv Pool Gather Scatter Sort Named Custom
+    Full Iota Random Unary Binary Select Cast Move Reduce Scan Dot Conv Pool Gather Scatter Sort Guard Commit Named Custom
 }
 
 /// An operation's class. A class that is new in the IR does not compile here, and then needs cases below.
@@ -50,6 +50,8 @@ pub fn class(op: &Op) -> Class {
         Op::Gather { .. } => Class::Gather,
         Op::Scatter { .. } => Class::Scatter,
         Op::Sort { .. } => Class::Sort,
+        Op::Guard { .. } => Class::Guard,
+        Op::Commit => Class::Commit,
         Op::Named(_) => Class::Named,
         Op::Custom(_) => Class::Custom,
     }
@@ -74,6 +76,8 @@ pub fn cases(class: Class) -> Vec<Case> {
         Class::Gather => lines(GATHER),
         Class::Scatter => lines(SCATTER),
         Class::Sort => lines(SORT),
+        Class::Guard => guard(),
+        Class::Commit => lines(COMMIT),
         Class::Named => lines(NAMED),
         Class::Custom => custom_cases(),
     }
@@ -302,6 +306,38 @@ const SELECT: &[&str] = &[
     "select : bool[2,1,5] f32[2,3,5] f32[2,3,5]",
     "select : bool[1025] f32[1025] f32[1]",
 ];
+
+#[rustfmt::skip]
+const COMMIT: &[&str] = &[
+    "commit : bool[] f32[] f32[]",
+    "commit : bool[] f32[2,3,5] f32[2,3,5]",
+    "commit : bool[] f32[0] f32[0]",
+    "commit : bool[] f32[1025] f32[1025]",
+];
+
+/// Values that are all finite, and values with an infinity or NaN among the first, the last, or of one of several.
+fn guard() -> Vec<Case> {
+    let mut out = Vec::new();
+    for dtype in plain() {
+        let meta = |shape: &[usize]| Meta { dtype, shape: shape.into() };
+        for finite in [false, true] {
+            let mut push = |ins: Vec<Value>| out.push(Case { op: Op::Guard { finite }, ins, strided: true });
+            let tame = |n: usize, seed| value(meta(&[n]), Fill::Tame, seed);
+            push(vec![value(meta(&[2, 3, 5]), Fill::Tame, 1)]);
+            push(vec![value(meta(&[2, 3, 5]), Fill::Any, 1), tame(0, 2)]);
+            push(vec![tame(1, 1), tame(1025, 2), edge_row(dtype, Fill::Any)]);
+            let all: Vec<Value> = (0..40).map(|i| tame(1 + i % 3, i as u64)).collect();
+            push(all);
+            let mut bytes = tame(40_000, 3).to_bytes();
+            if dtype == DType::F32 {
+                let at = bytes.len() - 4;
+                bytes[at..].copy_from_slice(&f32::NAN.to_le_bytes());
+            }
+            push(vec![Value::from_bytes(meta(&[40_000]), &bytes)]);
+        }
+    }
+    out
+}
 
 #[rustfmt::skip]
 const MOVE: &[&str] = &[

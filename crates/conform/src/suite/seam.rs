@@ -213,7 +213,13 @@ impl Suite<'_> {
 /// Whether results are operands' elements, bit for bit, NaNs included. Arithmetic may give any NaN.
 fn moves_only(op: &Op) -> bool {
     match op {
-        Op::Full { .. } | Op::Select | Op::Move(_) | Op::Gather { .. } | Op::Sort { .. } => true,
+        Op::Full { .. }
+        | Op::Select
+        | Op::Move(_)
+        | Op::Gather { .. }
+        | Op::Sort { .. }
+        | Op::Guard { .. }
+        | Op::Commit => true,
         Op::Scatter { kind, .. } => match kind {
             ScatterKind::Each => true,
             ScatterKind::EachAdd | ScatterKind::TakeAdd => false,

@@ -38,7 +38,8 @@ impl Call {
         let op = match &node.op {
             Op::Unary(op) => Kernel::Unary(*op),
             Op::Binary(op) => Kernel::Binary(*op),
-            Op::Select => Kernel::Select,
+            // A choice by one bool for all.
+            Op::Select | Op::Commit => Kernel::Select,
             Op::Cast(_) => Kernel::Cast,
             _ => return None,
         };
@@ -52,7 +53,7 @@ pub(super) fn is_fusible(node: &Node, dtypes: impl Fn(Id) -> DType) -> bool {
     match &node.op {
         // Only a lone node can tell which of its elements failed.
         Op::Binary(op) if op.divides() => plain && !dtypes(node.ins[0]).is_int(),
-        Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Cast(_) => plain,
+        Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Commit | Op::Cast(_) => plain,
         _ => false,
     }
 }

@@ -66,6 +66,17 @@ pub fn select(cond: &Value, a: &Value, b: &Value, shape: &Shape) -> Array {
     })
 }
 
+/// Whether no element is infinite or NaN; only floats can be.
+pub fn all_finite(x: &Array) -> bool {
+    match x {
+        Array::F64(x) => x.iter().all(|x| x.is_finite()),
+        Array::F32(x) => x.iter().all(|x| x.is_finite()),
+        Array::F16(x) => x.iter().all(|x| x.is_finite()),
+        Array::BF16(x) => x.iter().all(|x| x.is_finite()),
+        _ => true,
+    }
+}
+
 /// An array of `n` elements that `fill` writes.
 pub fn filled<T: Element>(n: usize, fill: &dyn Fn(&mut [T])) -> Array {
     let mut out = memory::filled(n, T::default());

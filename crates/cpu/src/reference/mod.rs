@@ -104,6 +104,12 @@ fn evaluated(op: &Op, ins: &[&Value]) -> Result<Vec<Value>, EvalError> {
             let sorted = sort::sort(*axis as usize, *descending, *take, ins[0]);
             sorted.into_iter().map(|data| Value { shape, data }).collect()
         }
+        Op::Guard { finite } => {
+            let fine = ins.iter().all(|x| !finite || elementwise::all_finite(&x.data));
+            vec![Value::new([], vec![fine])]
+        }
+        // A choice between whole values.
+        Op::Commit => one(elementwise::select(ins[0], ins[1], ins[2], &shape)),
         Op::Named(_) => eval_lowered(op, ins)?,
         Op::Custom(call) => composite::custom(call, ins, &outs)?,
     };

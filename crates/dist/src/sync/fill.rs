@@ -82,8 +82,13 @@ pub(crate) fn start(buckets: impl IntoIterator<Item = Placed>, background: bool)
         }
         // The window ends with the first.
         reads.extend(pieces.into_iter().enumerate().map(|(piece, (tensor, part, _))| {
-            let filling = bucket.filling.clone();
-            (tensor.to_data_async(), move |answer| filling.came(piece, part, answer))
+            let (filling, device) = (bucket.filling.clone(), tensor.device());
+            let came = move |answer: Result<Data, Error>| {
+                // All ranks are told, this one too.
+                answer.as_ref().err().into_iter().for_each(|error| device.told(error));
+                filling.came(piece, part, answer);
+            };
+            (tensor.content(), came)
         }));
     }
     if let (Some((read, _)), true) = (reads.last(), background) {

@@ -135,6 +135,8 @@ struct Inner {
     layout: Layout,
     rank: usize,
     way: Way,
+    /// All ranks are of this process.
+    together: bool,
     state: Mutex<State>,
     /// As in [`Stats::copied`].
     copied: Arc<AtomicU64>,
@@ -164,13 +166,31 @@ struct State {
     stats: Stats,
 }
 
+/// How contributions reach the other workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Route {
+    /// There are no others.
+    #[default]
+    Alone,
+    /// Between ranks, through a group.
+    Ranks,
+    /// From device to device, by moves.
+    Moves,
+}
+
 /// What a sync has done so far, on this rank.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stats {
+    /// How contributions reach the others.
+    pub route: Route,
     /// Steps.
     pub rounds: u64,
     /// Buckets exchanged.
     pub buckets: u64,
+    /// Buckets that left while the last shard's backward had yet to make other gradients.
+    pub early: u64,
+    /// Steps of which something is still kept for other workers, where devices exchange by moves.
+    pub open: u64,
     /// Bytes copied into buckets: of gradients that the device did not compute in their places.
     pub copied: u64,
     /// How long [`Round::wait`] and [`Round::step`] have waited.
@@ -182,12 +202,19 @@ pub struct Stats {
 impl GradientSync {
     /// For one worker that holds all shards. With one shard, gradients are given back as backward made them.
     pub fn alone(shards: usize, config: Config) -> Result<GradientSync, Error> {
-        Ok(GradientSync::new(config, Layout::new(shards, 1)?, 0, Way::Alone, None))
+        Ok(GradientSync::new(config, Layout::new(shards, 1)?, 0, Way::Alone, false, None))
     }
 
-    fn new(config: Config, layout: Layout, rank: usize, way: Way, claim: Option<Claim>) -> GradientSync {
+    fn new(
+        config: Config,
+        layout: Layout,
+        rank: usize,
+        way: Way,
+        together: bool,
+        claim: Option<Claim>,
+    ) -> GradientSync {
         let state = Mutex::new(State { claim, ..State::default() });
-        GradientSync(Arc::new(Inner { config, layout, rank, way, state, copied: Arc::default() }))
+        GradientSync(Arc::new(Inner { config, layout, rank, way, together, state, copied: Arc::default() }))
     }
 
     /// Who holds which shards.
@@ -204,8 +231,10 @@ impl GradientSync {
     pub fn stats(&self) -> Stats {
         let mut stats = self.0.lock().stats.clone();
         stats.copied = self.0.copied.load(Ordering::Relaxed);
-        if let Way::Ranks(group) = &self.0.way {
-            stats.late = group.traffic().waited;
+        match &self.0.way {
+            Way::Alone => {}
+            Way::Ranks(group) => (stats.route, stats.late) = (Route::Ranks, group.traffic().waited),
+            Way::Moves(moves) => (stats.route, stats.open) = (Route::Moves, moves.open() as u64),
         }
         stats
     }
@@ -227,7 +256,11 @@ impl GradientSync {
                 device.iter().for_each(|device| device.sync_async().start());
                 Ok(group.close()?)
             }
-            Way::Alone | Way::Moves(_) => Ok(()),
+            Way::Alone => Ok(()),
+            Way::Moves(moves) => {
+                moves.close(self.0.rank);
+                Ok(())
+            }
         }
     }
 }

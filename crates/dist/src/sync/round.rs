@@ -5,9 +5,9 @@ use super::plan::{Entry, Plan};
 use super::start::spread;
 use super::{Combine, GradientSync, Inner, State, Unused, Way};
 use crate::{Error, Partial};
-use kiln_group::{Call, Group, Op, Pending, Promise, Reduce};
+use kiln_group::{Call, Op, Pending, Promise, Reduce};
 use kiln_nn::{Module, Optimizer};
-use kiln_tensor::{Bytes, DType, Data, Device, Gradients, LeafGradient, Meta, Tensor, no_grad};
+use kiln_tensor::{Bytes, DType, Data, Device, Gradients, LeafGradient, Locality, Meta, Tensor, no_grad};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ pub struct Round {
     next: usize,
     held: Range<usize>,
     /// With one worker and one shard there is nothing to combine.
-    plain: Option<(Gradients, Tensor)>,
+    plain: Option<(Gradients, Option<Tensor>)>,
     work: Option<Work>,
 }
 
@@ -73,6 +73,12 @@ struct Work {
     /// Which parameters are used anywhere, where some may be unused.
     mask: Option<(Option<Promise>, Pending)>,
     hashes: Option<(Pending, Vec<u64>)>,
+    /// What a step along the results needs besides them.
+    words: Vec<Tensor>,
+    /// As in [`super::Stats::early`].
+    early: u64,
+    /// The shard's backward is over.
+    ends: bool,
     waited: Duration,
     failed: Option<Error>,
 }
@@ -119,13 +125,15 @@ impl Inner {
             });
         });
         let device = parameters.first().map(|p: &Tensor| p.device()).unwrap_or_default();
-        if let (Way::Ranks(group), Some(i)) =
-            (&self.way, parameters.iter().position(|p| p.device() != device))
-        {
+        if let Some(i) = parameters.iter().position(|p| p.device() != device) {
             let (path, got) = (entries[i].path.clone(), parameters[i].device().to_string());
             let error = Error::Devices { rank: self.rank, path, want: device.to_string(), got };
             // The others take this step and would wait.
-            group.abort(&error.to_string());
+            match &self.way {
+                Way::Alone => {}
+                Way::Ranks(group) => group.abort(&error.to_string()),
+                Way::Moves(moves) => moves.end(self.rank, &error.to_string()),
+            }
             return Err(error);
         }
         entries.push(Entry { path: "loss".into(), meta: Meta::new(DType::F32, [1]), wire: DType::F32 });
@@ -135,9 +143,10 @@ impl Inner {
             state.plan(|| Plan::backwards(&self.config, entries.clone()), &entries)
         };
         let count = plan.entries.len();
-        // A device that takes host memory computes on this machine's cores.
-        let in_turn =
-            matches!(&self.way, Way::Ranks(group) if !group.overlaps() && device.driver().follows_wishes());
+        // Where one thread may drive several ranks, none waits for what another is yet to compute.
+        let in_turn = !self.together
+            && device.locality() == Locality::Process
+            && matches!(&self.way, Way::Ranks(group) if !group.overlaps());
         let mut work = Work {
             device,
             leaves,
@@ -153,15 +162,25 @@ impl Inner {
             pending: Vec::new(),
             spread: None,
             mask: None,
+            words: Vec::new(),
+            early: 0,
+            ends: false,
             hashes: None,
             waited: Duration::ZERO,
             failed: None,
             plan,
             parameters,
         };
+        let compares = self.config.check.is_some_and(|every| every > 0 && number.is_multiple_of(every));
+        if let Way::Moves(moves) = &self.way {
+            let hashes = compares.then(|| work.hashes()).transpose()?;
+            moves.enter(number, self.rank, hashes, &work.plan)?;
+        }
         if let Way::Ranks(group) = &self.way {
-            if self.config.check.is_some_and(|every| every > 0 && number.is_multiple_of(every)) {
-                work.compare(group)?;
+            if compares {
+                let own = work.hashes()?;
+                let bytes: Vec<u8> = own.iter().flat_map(|h| h.to_le_bytes()).collect();
+                work.hashes = Some((spread(group, &bytes)?, own));
             }
             for bucket in &work.plan.buckets {
                 let call = Call::new(Op::AllReduce(self.config.combine.reduce()), bucket.dtype);
@@ -191,6 +210,7 @@ impl Inner {
         let mut state = self.lock();
         state.stats.waited += work.waited;
         state.stats.buckets += work.plan.buckets.len() as u64;
+        state.stats.early += work.early;
         if let Some(Order { entries, overlaps }) = order? {
             let plan = Plan::settled(&self.config, work.plan.entries.clone(), &entries, overlaps);
             state.plan = Some(Arc::new(plan));
@@ -269,6 +289,48 @@ impl Round {
         Ok(())
     }
 
+    /// Adds a gradient that autodiff did not make to the next shard's, such as one that was computed by hand. It is taken
+    /// as it is: whoever weighs the losses of shards weighs it too. A [`Round::backward`] or [`Round::finish`] ends the shard.
+    pub fn give(&mut self, parameter: &Tensor, gradient: &Tensor) -> Result<(), Error> {
+        self.shard()?;
+        let rank = self.sync.0.rank;
+        let Some(work) = &mut self.work else {
+            let mut given = Gradients::default();
+            given.set(parameter, gradient.detach());
+            if given.is_empty() {
+                return Err(Error::Foreign { rank });
+            }
+            self.put(given, None);
+            return Ok(());
+        };
+        let entry = parameter.leaf().and_then(|leaf| work.leaves.get(&leaf)).copied();
+        let entry = entry.ok_or(Error::Foreign { rank })?;
+        let Entry { path, meta, .. } = &work.plan.entries[entry];
+        if gradient.meta() != *meta || gradient.device() != work.device {
+            return Err(Error::Gradient { rank, path: path.clone(), want: *meta, got: gradient.meta() });
+        }
+        let turn = Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
+        work.used[entry] = true;
+        work.add(&turn, entry, gradient.detach(), false);
+        Ok(())
+    }
+
+    /// Ends the next shard with what was accumulated and given; `loss` is what it is counted as.
+    pub fn finish(&mut self, loss: &Tensor) -> Result<(), Error> {
+        self.shard()?;
+        match &mut self.work {
+            Some(work) => {
+                let turn =
+                    Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
+                work.loss(&turn, loss, true);
+                work.end(&turn, false)?;
+            }
+            None => self.put(Gradients::default(), Some(loss.detach())),
+        }
+        self.next += 1;
+        Ok(())
+    }
+
     /// The next shard has no samples: it counts as zeros.
     pub fn skip(&mut self) -> Result<(), Error> {
         self.shard()?;
@@ -284,13 +346,16 @@ impl Round {
     #[track_caller]
     fn keep(&mut self, loss: &Tensor) {
         let gradients = loss.backward();
-        self.plain = Some(match self.plain.take() {
-            Some((mut sum, before)) => {
-                sum.add(gradients);
-                (sum, before + loss.detach())
-            }
-            None => (gradients, loss.detach()),
-        });
+        self.put(gradients, Some(loss.detach()));
+    }
+
+    fn put(&mut self, gradients: Gradients, loss: Option<Tensor>) {
+        let (sum, before) = self.plain.get_or_insert_default();
+        sum.add(gradients);
+        *before = match (before.take(), loss) {
+            (Some(before), Some(loss)) => Some(before + loss),
+            (before, loss) => before.or(loss),
+        };
     }
 
     fn shard(&self) -> Result<(), Error> {
@@ -298,12 +363,11 @@ impl Round {
         if self.next < self.held.end { Ok(()) } else { Err(Error::Shard { rank, held: self.held.len() }) }
     }
 
-    /// Waits for the exchange, by the group's deadline, and gives what the optimiser needs. [`Round::step`] is faster where
-    /// the optimiser needs nothing else.
+    /// Waits for the exchange, by the group's deadline, and gives what the optimiser needs.
     pub fn wait(mut self) -> Result<Reduced, Error> {
         let inner = self.sync.0.clone();
         self.is_over()?;
-        if let Some((gradients, loss)) = self.plain.take() {
+        if let Some((gradients, Some(loss))) = self.plain.take() {
             return Ok(Reduced { gradients, loss, unused: Vec::new() });
         }
         // One shard that was skipped.
@@ -320,23 +384,13 @@ impl Round {
         })
     }
 
-    /// Waits for the exchange and has `optimizer` make a step, beginning with the parameters of the buckets that come
-    /// first while the last ones are still under way. The same as [`Round::wait`] and [`Optimizer::step`] otherwise,
-    /// except that a step that fails half-way leaves some parameters updated.
-    pub fn step(mut self, model: &mut dyn Module, optimizer: &mut dyn Optimizer) -> Result<Stepped, Error> {
-        let inner = self.sync.0.clone();
-        self.is_over()?;
-        let work = match self.work.take() {
-            // Which of them are unused is known when all have come.
-            Some(work) if inner.config.unused != Unused::Zeros => work,
-            work => {
-                self.work = work;
-                let Reduced { gradients, loss, unused } = self.wait()?;
-                optimizer.step(model, &gradients);
-                return Ok(Stepped { loss, unused });
-            }
-        };
-        no_grad(|| work.step(&inner, self.number, model, optimizer))
+    /// Waits for the exchange and has `optimizer` make a step: [`Round::wait`] and [`Optimizer::step`]. If a worker's
+    /// contribution could not be computed, no worker's model changes.
+    #[track_caller]
+    pub fn step(self, model: &mut dyn Module, optimizer: &mut dyn Optimizer) -> Result<Stepped, Error> {
+        let Reduced { gradients, loss, unused } = self.wait()?;
+        kiln_nn::step(optimizer, model, &gradients);
+        Ok(Stepped { loss, unused })
     }
 
     fn is_over(&self) -> Result<(), Error> {
@@ -350,8 +404,17 @@ impl Drop for Round {
         let inner = &self.sync.0;
         inner.lock().open = false;
         // The others take this step; a rank that does not is no longer like them.
-        if let (Some(_), Way::Ranks(group), true) = (&self.work, &inner.way, self.next == self.held.end) {
-            group.abort("a step was dropped after its backward, before its wait");
+        let reason = "a step was dropped after its backward, before its wait";
+        match (&inner.way, &self.work, self.next == self.held.end) {
+            (Way::Ranks(group), Some(_), true) => group.abort(reason),
+            (Way::Moves(moves), Some(_), true) => moves.end(inner.rank, reason),
+            (Way::Moves(moves), Some(_), false) => {
+                moves.fail(self.number, inner.rank, "a step was dropped before its backward was over")
+            }
+            (Way::Alone | Way::Ranks(_) | Way::Moves(_), _, _) => {}
+        }
+        if let Way::Moves(moves) = &inner.way {
+            moves.gone(self.number, inner.rank);
         }
     }
 }
@@ -438,6 +501,8 @@ impl Work {
     fn leave(&mut self, turn: &Turn<'_>, bucket: usize) -> Result<(), Error> {
         let plan = self.plan.clone();
         let members = &plan.buckets[bucket].members;
+        // Of what ends a shard, zeros and all, nothing is yet to come.
+        self.early += (!self.ends && self.missing.iter().any(|&left| left > 0)) as u64;
         match &turn.inner.way {
             Way::Alone => {}
             Way::Ranks(_) => {
@@ -463,7 +528,7 @@ impl Work {
                     let stack = std::mem::take(&mut self.stacks[entry]);
                     stack.into_iter().zip(&mut partials).for_each(|(value, part)| part.value.push(value));
                 }
-                moves.leave((turn.number, bucket), turn.inner.rank, partials);
+                moves.leave(turn.number, bucket, turn.inner.rank, partials, &plan);
             }
         }
         Ok(())
@@ -472,6 +537,7 @@ impl Work {
     /// A shard's backward is over: what it did not give are zeros, or an error.
     fn end(&mut self, turn: &Turn<'_>, skipped: bool) -> Result<(), Error> {
         let mut unused = Vec::new();
+        self.ends = true;
         for entry in 0..self.plan.entries.len() {
             if self.given[entry] {
                 continue;
@@ -486,31 +552,34 @@ impl Work {
             }
         }
         self.given.fill(false);
+        self.ends = false;
         if !unused.is_empty() {
             let error = Error::Unused { rank: turn.inner.rank, paths: unused };
             // The other ranks learn it in place of this one's contribution.
             self.promises.drain(..).flatten().for_each(|promise| promise.fail(&error.to_string()));
             start(self.placed.drain(..), true);
+            if let Way::Moves(moves) = &turn.inner.way {
+                moves.fail(turn.number, turn.inner.rank, &error.to_string());
+            }
             return Err(error);
         }
         if turn.is_last() {
             let used = || self.used.iter().map(|&used| used as u8).collect();
             let entries = self.order.iter().flat_map(|&e| (e as u32).to_le_bytes());
             let order = || [!self.in_turn as u8].into_iter().chain(entries).collect();
+            if let (Way::Moves(moves), Unused::Zeros) = (&turn.inner.way, turn.inner.config.unused) {
+                moves.used(turn.number, turn.inner.rank, self.used.clone());
+            }
             keep(&mut self.mask, used)?;
             keep(&mut self.spread, order)?;
         }
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Begins to compare the parameters with rank 0's.
-    fn compare(&mut self, group: &Group) -> Result<(), Error> {
-        let reads: Vec<_> = self.parameters.iter().map(|p| p.to_data_async()).collect();
-        let own = reads.into_iter().map(|read| Ok(hash(&read.wait()?.bytes)));
-        let own = own.collect::<Result<Vec<u64>, Error>>()?;
-        let bytes: Vec<u8> = own.iter().flat_map(|h| h.to_le_bytes()).collect();
-        self.hashes = Some((spread(group, &bytes)?, own));
-        Ok(())
+    /// What the parameters come to, to be compared with rank 0's.
+    fn hashes(&self) -> Result<Vec<u64>, Error> {
+        let reads: Vec<_> = self.parameters.iter().map(|p| p.content()).collect();
+        reads.into_iter().map(|read| Ok(hash(&read.wait()?.bytes))).collect()
     }
 
     /// Waits for everything that is under way, and has each bucket as it comes; gives the order of entries that rank 0
@@ -572,13 +641,22 @@ impl Work {
                     }
                 }
                 Way::Moves(moves) => {
-                    let list = moves.take((number, b), inner.rank).ok_or(Error::Early)??;
+                    let begun = Instant::now();
+                    let list = moves.take(number, b, inner.rank);
+                    self.waited += begun.elapsed();
+                    let list = list?;
                     each(&mut members.zip(list).map(|(&(entry, _), sum)| (entry, finish(inner, sum))));
                 }
             }
         }
         if let Some(error) = failed {
             return Err(error.into());
+        }
+        if let Way::Moves(moves) = &inner.way {
+            self.words.extend(moves.word(number, inner.rank)?);
+            if inner.config.unused == Unused::Zeros {
+                self.used = moves.mask(number, inner.rank)?;
+            }
         }
         let order = match self.spread.take() {
             Some((_, pending)) => {
@@ -595,52 +673,10 @@ impl Work {
         Ok(order)
     }
 
-    /// Updates the parameters of each bucket as it comes.
-    fn step(
-        mut self,
-        inner: &Inner,
-        number: u64,
-        model: &mut dyn Module,
-        optimizer: &mut dyn Optimizer,
-    ) -> Result<Stepped, Error> {
-        // Nobody else holds a parameter then, and it is updated in place.
-        self.parameters.clear();
-        let (plan, leaves, device) =
-            (self.plan.clone(), std::mem::take(&mut self.leaves), self.device.clone());
-        let (mut gradients, mut loss) = (HashMap::new(), None);
-        let in_turn = self.in_turn;
-        optimizer.begin();
-        let collected = self.collect(inner, number, |came| {
-            for (entry, sum) in came {
-                if entry == plan.parameters() {
-                    loss = Some(sum.reshape([0isize; 0]));
-                } else {
-                    gradients.insert(entry, decode(inner, sum, plan.entries[entry].meta.dtype));
-                }
-            }
-            model.visit_mut("", &mut |path, parameter| {
-                let entry = parameter.leaf().and_then(|leaf| leaves.get(&leaf));
-                if let Some(gradient) = entry.and_then(|entry| gradients.get(entry)) {
-                    *parameter = optimizer.update(path, &parameter.detach(), gradient).requires_grad();
-                }
-            });
-            gradients.clear();
-            // Runs while the next bucket is waited for.
-            if matches!(inner.way, Way::Ranks(_)) && !in_turn {
-                device.submit();
-            }
-        });
-        inner.collected(&self, collected)?;
-        // Where nothing runs meanwhile, this goes with the next step.
-        if !in_turn {
-            device.mark();
-        }
-        Ok(Stepped { loss: loss.ok_or(Error::Early)?, unused: Vec::new() })
-    }
-
     fn reduced(&self, inner: &Inner, mut sums: Vec<Tensor>) -> Result<Reduced, Error> {
         let loss = sums.pop().map(|loss| loss.reshape([0isize; 0])).ok_or(Error::Early)?;
         let mut reduced = Reduced { gradients: Gradients::default(), loss, unused: Vec::new() };
+        self.words.iter().for_each(|word| reduced.gradients.require(word.clone()));
         for (entry, sum) in sums.into_iter().enumerate() {
             let Entry { path, meta, .. } = &self.plan.entries[entry];
             if inner.config.unused == Unused::Zeros && !self.used[entry] {

@@ -5,7 +5,7 @@ use super::{Config, GradientSync, Way};
 use crate::Error;
 use kiln_group::{Call, Group, Layout, Op, Pending};
 use kiln_nn::Module;
-use kiln_tensor::{Bytes, DType, Data, Device, Tensor};
+use kiln_tensor::{Bytes, DType, Data, Device, Locality, Tensor};
 
 impl GradientSync {
     /// Between the ranks of a group: every one calls. Parameters become those of rank 0. A second one of the same name
@@ -13,13 +13,16 @@ impl GradientSync {
     pub fn start(group: &Group, model: &mut dyn Module, config: Config) -> Result<GradientSync, Error> {
         if group.ranks() == 1 {
             let claim = Some(group.claim(&config.name)?);
-            return Ok(GradientSync::new(config, group.layout(), 0, Way::Alone, claim));
+            return Ok(GradientSync::new(config, group.layout(), 0, Way::Alone, false, claim));
         }
-        Ok(start(std::slice::from_ref(group), &mut [model], config)?.remove(0))
+        Ok(start(std::slice::from_ref(group), &mut [model], false, config)?.remove(0))
     }
 
     /// Between the devices of some copies of a model, all of this program: one sync for each. `shards` is the number of
-    /// logical shards, at least as many as copies. Devices on servers exchange among themselves.
+    /// logical shards, at least as many as copies. Devices that compute in this process are ranks of a group of their own;
+    /// where one computes on a server ([`Device::locality`]), devices exchange by moves, servers among themselves. One
+    /// thread may drive all of them in order, which has each differentiate before one waits, or each has a thread of its
+    /// own, which begins its rounds and waits for them.
     pub fn over(
         models: &mut [&mut dyn Module],
         shards: usize,
@@ -27,15 +30,16 @@ impl GradientSync {
     ) -> Result<Vec<GradientSync>, Error> {
         let layout = Layout::new(shards, models.len())?;
         let devices: Vec<Option<Device>> = models.iter().map(|m| device(&**m)).collect();
-        let remote = |d: &Option<Device>| d.as_ref().is_some_and(|d| d.driver().any().is_some());
+        let remote =
+            |d: &Option<Device>| d.as_ref().is_some_and(|d| matches!(d.locality(), Locality::Server(_)));
         if models.len() == 1 {
             return Ok(vec![GradientSync::alone(shards, config)?]);
         }
         if devices.iter().any(remote) {
-            let moves = std::sync::Arc::new(Moves::new(models.len(), shards));
+            let moves = std::sync::Arc::new(Moves::new(models.len(), shards, config.deadline));
             copy(models)?;
             let sync =
-                |rank| GradientSync::new(config.clone(), layout, rank, Way::Moves(moves.clone()), None);
+                |rank| GradientSync::new(config.clone(), layout, rank, Way::Moves(moves.clone()), true, None);
             return Ok((0..models.len()).map(sync).collect());
         }
         let settings = kiln_group::Config {
@@ -44,7 +48,7 @@ impl GradientSync {
             threads: kiln_tensor::threads(),
             ..Default::default()
         };
-        start(&Group::local(models.len(), settings)?, models, config)
+        start(&Group::local(models.len(), settings)?, models, true, config)
     }
 }
 
@@ -87,6 +91,7 @@ fn replace(parameter: &mut Tensor, value: Tensor) {
 fn start(
     groups: &[Group],
     models: &mut [&mut dyn Module],
+    together: bool,
     config: Config,
 ) -> Result<Vec<GradientSync>, Error> {
     let mut own = Vec::new();
@@ -114,7 +119,7 @@ fn start(
     }
     let mut contents = Vec::new();
     for model in models.iter() {
-        let reads: Vec<_> = model.parameters().into_iter().map(|(_, p)| p.to_data_async()).collect();
+        let reads: Vec<_> = model.parameters().into_iter().map(|(_, p)| p.content()).collect();
         contents.push(reads.into_iter().map(|read| read.wait()).collect::<Result<Vec<Data>, _>>()?);
     }
     let count = contents.iter().map(Vec::len).min().unwrap_or(0);
@@ -136,7 +141,7 @@ fn start(
     }
     let sync = |(group, claim): (Group, _)| {
         let (layout, rank) = (group.layout(), group.rank());
-        GradientSync::new(config.clone(), layout, rank, Way::Ranks(group), Some(claim))
+        GradientSync::new(config.clone(), layout, rank, Way::Ranks(group), together, Some(claim))
     };
     Ok(own.into_iter().map(sync).collect())
 }

@@ -82,7 +82,9 @@ fn evaluate(op: &Op, ins: &[(Meta, Vec<f64>)], outs: &[Meta]) -> Vec<Vec<f64>> {
     match op {
         Op::Full { value, .. } => map(&|_| value.to_f64()),
         Op::Iota { axis, .. } => map(&|p| p[*axis as usize] as f64),
-        Op::Random { .. } | Op::Custom(_) => unreachable!("no rule is made of them"),
+        Op::Random { .. } | Op::Custom(_) | Op::Guard { .. } | Op::Commit => {
+            unreachable!("no rule is made of them")
+        }
         Op::Unary(op) => map(&|p| unary(*op)(get(0, p))),
         Op::Binary(op) => map(&|p| binary(*op)(get(0, p), get(1, p))),
         Op::Select => map(&|p| if get(0, p) != 0.0 { get(1, p) } else { get(2, p) }),

@@ -61,14 +61,15 @@ pub fn application() -> impl Strategy<Value = (Op, Vec<Meta>)> {
             | Op::Gather { .. }
             | Op::Move(Move::Assign { .. }) => 2,
             Op::Scan { kind: ScanKind::Linear, .. } => 2,
-            Op::Select | Op::Scatter { .. } | Op::Named(Named::Attention { .. }) => 3,
-            Op::Move(Move::Cat { .. }) | Op::Custom(_) => ins.len(),
+            Op::Select | Op::Commit | Op::Scatter { .. } | Op::Named(Named::Attention { .. }) => 3,
+            Op::Move(Move::Cat { .. }) | Op::Guard { .. } | Op::Custom(_) => ins.len(),
             _ => 1,
         };
         ins.resize(arity, first);
         ins.iter_mut().for_each(|meta| meta.dtype = first.dtype);
         match op {
             Op::Select => ins[0].dtype = DType::Bool,
+            Op::Commit => ins[0] = Meta::new(DType::Bool, []),
             Op::Gather { .. } | Op::Scatter { .. } => ins[1].dtype = DType::I64,
             _ => {}
         }
@@ -155,6 +156,8 @@ pub fn op() -> impl Strategy<Value = Op> {
         select(Unary::ALL).prop_map(Op::Unary),
         select(Binary::ALL).prop_map(Op::Binary),
         Just(Op::Select),
+        Just(Op::Commit),
+        any::<bool>().prop_map(|finite| Op::Guard { finite }),
         dtype().prop_map(Op::Cast),
     ];
     let sources = prop_oneof![

@@ -493,6 +493,11 @@ impl Core {
         self.session.as_ref().map(|s| &s.info)
     }
 
+    /// The servers, as errors name them.
+    pub fn peer(&self) -> &str {
+        &self.config.peer
+    }
+
     /// How often the server wants to hear something.
     pub fn heartbeat(&self) -> Option<Duration> {
         self.session.as_ref().map(|s| s.heartbeat)

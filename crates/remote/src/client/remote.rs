@@ -7,7 +7,9 @@ use super::moves::{Errand, Move, Reach, Source};
 use super::spill;
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory};
-use kiln_device::{Batch, Data, Device, DeviceInfo, Error, Keep, Memory, Pending, Place, Promise, pending};
+use kiln_device::{
+    Batch, Data, Device, DeviceInfo, Error, Keep, Locality, Memory, Pending, Place, Promise, pending,
+};
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -189,6 +191,10 @@ impl Device for Remote {
         let core = self.shared.lock();
         let info = core.info().cloned().unwrap_or_else(|| unreachable!("a session was opened"));
         DeviceInfo { name: format!("remote<{}>", info.name), ..info }
+    }
+
+    fn locality(&self) -> Locality {
+        Locality::Server(self.shared.lock().peer().to_string())
     }
 
     fn submit(&self, batch: Batch) {

@@ -61,6 +61,12 @@ pub fn encode(error: &Error, w: &mut Writer) {
             w.int(11);
             encode_op(error, w);
         }
+        Error::StepRefused { at, cause, .. } => {
+            w.int(12);
+            w.int(*at as u64);
+            w.int(cause.is_some() as u64);
+            cause.iter().for_each(|cause| encode(cause, w));
+        }
         Error::Peer { message } => code(w, 0, message),
         other => code(w, 0, &other.to_string()),
     }
@@ -188,6 +194,11 @@ fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
         9 => Error::Stopped,
         10 => Error::UnknownValue(Id(r.int()?)),
         11 => Error::Op(decode_op(r)?),
+        12 => {
+            let (at, cause) = (size(r)?, r.int()? != 0);
+            let cause = if cause { Some(Arc::new(nested(r, depth + 1)?)) } else { None };
+            Error::StepRefused { at, path: String::new(), origin: None, cause }
+        }
         0 => Error::Peer { message: r.text()? },
         // A later version may have more kinds.
         code => {

@@ -7,7 +7,7 @@ use crate::protocol::template::Receiver;
 use crate::protocol::{Body, ProtocolError};
 use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Urgency};
 use kiln_ir::wire::Table;
-use kiln_ir::{Id, Item, Meta, infer};
+use kiln_ir::{DType, Id, Item, Meta, Node, Op, Scalar, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -154,6 +154,9 @@ impl Executor {
             Item::Free(id) => return self.free(*id),
             Item::Run(node) => node,
         };
+        if let Some(due_now) = self.step(node, due, place, replies)? {
+            return Ok(due_now);
+        }
         let mut ins: SmallVec<[Meta; 4]> = SmallVec::new();
         let mut poison = None;
         for id in &node.ins {
@@ -190,6 +193,49 @@ impl Executor {
                 Ok(false)
             }
         }
+    }
+
+    /// What a guard and a commit come to where one of their operands has failed before the device saw it: they do not
+    /// fail with it, and the device does not know of it. Nothing for all other nodes.
+    fn step(
+        &mut self,
+        node: &Node,
+        due: &mut Vec<Item>,
+        place: Place,
+        replies: &mut Vec<Reply>,
+    ) -> Result<Option<bool>, ProtocolError> {
+        let failed = |id: &Id| match self.values.get(id) {
+            Some(Err(error)) => Some(error.clone()),
+            Some(Ok(_)) | None => None,
+        };
+        let (op, ins) = match (&node.op, &node.ins[..], &node.outs[..]) {
+            (Op::Guard { .. }, ins, [value]) => {
+                let first = ins.iter().enumerate().find_map(|(at, id)| Some((at, failed(id)?)));
+                let Some((at, cause)) = first else { return Ok(None) };
+                let refused =
+                    Error::StepRefused { at, path: String::new(), origin: None, cause: Some(cause) };
+                self.fault(node.op.name(), *value, refused, replies);
+                (Op::Full { shape: [].into(), value: Scalar::from_bits(DType::Bool, 0) }, None)
+            }
+            (Op::Commit, [ok, new, old], [_]) if failed(ok).is_some() || failed(new).is_some() => {
+                let accepted = failed(ok).is_none() && {
+                    self.submit(std::mem::take(due), place);
+                    self.device.read(*ok).wait().is_ok_and(|data| data.bytes.first() == Some(&1))
+                };
+                match self.values.get(old) {
+                    // The same value under another name.
+                    Some(Ok(meta)) if !accepted => (Op::Cast(meta.dtype), Some(*old)),
+                    Some(_) | None => return Ok(None),
+                }
+            }
+            _ => return Ok(None),
+        };
+        let instead = Node { op, ins: ins.into_iter().collect(), outs: node.outs.clone() };
+        let admitted = self.admit(&Item::Run(instead.clone()), due, place, replies)?;
+        if admitted {
+            due.push(Item::Run(instead));
+        }
+        Ok(Some(false))
     }
 
     fn fault(&mut self, op: &str, value: Id, cause: Error, replies: &mut Vec<Reply>) -> Arc<Error> {
