@@ -3,6 +3,7 @@
 use kiln::Generator;
 use kiln::ir::custom::{CustomOp, register};
 use kiln::ir::{CustomCall, Meta, Op, OpError, V};
+use kiln::nn::NonFinite;
 use kiln::prelude::*;
 use kiln_chaos::program::handle;
 use kiln_chaos::{At, Options, Proxy, Serving, Way, What, open};
@@ -298,8 +299,7 @@ fn a_failed_value_is_a_part_of_snapshots_and_fails_again_on_another_server() {
     let device = handle(remote.clone());
     let (bad, line) = wrong(&device);
     let fine = Tensor::ones([4], &device).exp();
-    device.sync().unwrap();
-    assert_eq!(remote.failures().len(), 1);
+    is_wrong(&device.sync().unwrap_err(), line);
     remote.snapshot();
     snapshot(&remote, 0);
     let held = remote.stats().held;
@@ -312,7 +312,7 @@ fn a_failed_value_is_a_part_of_snapshots_and_fails_again_on_another_server() {
     assert_eq!(fine.to_vec::<f32>().unwrap(), [std::f32::consts::E; 4]);
     assert_eq!(proxy.counts().frames[0][kind::POISON as usize], 1, "told, not computed again");
     assert!(remote.stats().replayed == 1 && held.snapshots == 1 && held.entries < 4, "{held:?}");
-    assert!(remote.failures().is_empty(), "told once");
+    device.sync().expect("told once");
 }
 
 /// Kinds of frames that a training has none of: questions, failures, moves, snapshots and what follows a lost server.
@@ -335,7 +335,7 @@ fn a_cut_at_the_rarer_kinds_of_frames_changes_nothing() {
             assert!(device.memory().values >= 2, "{what}");
             is_wrong(&bad.to_data().unwrap_err(), line);
             assert_eq!(bits(&y.to_device(&device).unwrap()), bits(&(&x * 0.5)), "{what}");
-            assert_eq!(remote.failures().len(), 1, "{what}");
+            device.sync().unwrap_or_else(|e| panic!("{what}: told twice: {e}"));
             assert_eq!((proxy.counts().cuts, proxy.armed()), (1, 0), "{what}");
             let replayed = remote.stats().replayed + other.stats().replayed;
             assert_eq!(replayed, 0, "{what}: sessions went on");
@@ -354,7 +354,7 @@ fn a_cut_while_a_session_is_rebuilt_changes_nothing() {
             let remote = open(&proxy.url(""), PATIENCE).unwrap();
             let device = handle(remote.clone());
             let (bad, line) = wrong(&device);
-            device.sync().unwrap();
+            is_wrong(&device.sync().unwrap_err(), line);
             remote.snapshot();
             snapshot(&remote, 0);
             let x = Tensor::ones([16], &device).exp();
@@ -367,6 +367,60 @@ fn a_cut_while_a_session_is_rebuilt_changes_nothing() {
             assert_eq!(bits(&x), want, "{what}");
             is_wrong(&bad.to_data().unwrap_err(), line);
             assert_eq!(proxy.counts().cuts, 1, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_recurring_step_asks_nothing_and_one_that_is_refused_is_told() {
+    let servers = [Serving::start(Options::default()), Serving::start(Options::default())];
+    let remote = connect(&servers[0], "");
+    let device = handle(remote.clone());
+    let elsewhere = handle(connect(&servers[1], ""));
+    for policy in [NonFinite::Continue, NonFinite::Error] {
+        let mut layer = kiln::nn::Linear::new(6, 4, &device);
+        let x = Tensor::randn([8, 6], &device);
+        let mut optimizer = Adam::new(0.01).nonfinite(policy);
+        let mut step = |layer: &mut kiln::nn::Linear, factor: &Tensor| {
+            let gradients = (layer.forward(&x).square() * factor).mean(()).backward();
+            optimizer.step(layer, &gradients);
+        };
+        let one = Tensor::ones([], &device);
+        (0..5).for_each(|_| step(&mut layer, &one));
+        device.sync().unwrap();
+        let before = remote.stats();
+        (0..20).for_each(|_| step(&mut layer, &one));
+        device.submit();
+        let after = remote.stats();
+        assert_eq!(after.replies, before.replies, "{policy:?}: nothing is read back");
+        assert_eq!(after.defined, before.defined, "{policy:?}: it is the same step");
+        assert_eq!(after.called - before.called, 20, "{policy:?}");
+        let kept = bits(&layer.weight);
+
+        // What fails on the device, and what failed before the device has seen it.
+        let (bad, line) = wrong(&device);
+        let (far, _) = wrong(&elsewhere);
+        let moved = far.to_device(&device).unwrap();
+        for bad in [bad, moved] {
+            step(&mut layer, &bad.sum(()).to_dtype(DType::F32));
+            match device.sync().unwrap_err() {
+                Error::StepRefused { path, origin: Some(origin), cause: Some(cause), .. } => {
+                    assert_eq!(path, "weight");
+                    assert!(origin.to_string().contains("device.rs"), "{origin}");
+                    is_wrong(&cause, line);
+                }
+                other => panic!("{policy:?}: {other:?}"),
+            }
+            assert_eq!(bits(&layer.weight), kept, "{policy:?}");
+        }
+        step(&mut layer, &(&one * f32::INFINITY));
+        let outcome = layer.bias.as_ref().unwrap().to_vec::<f32>();
+        match policy {
+            NonFinite::Continue => assert!(outcome.unwrap().iter().any(|x| !x.is_finite())),
+            NonFinite::Skip | NonFinite::Error => {
+                assert!(matches!(outcome, Err(Error::StepRefused { cause: None, .. })), "{outcome:?}");
+                assert_eq!(bits(&layer.weight), kept);
+            }
         }
     }
 }
