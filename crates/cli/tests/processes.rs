@@ -5,7 +5,7 @@ use kiln::ir::custom::{CustomOp, register};
 use kiln::ir::{CustomCall, Meta, Op, OpError};
 use kiln_chaos::program::{handle, train};
 use kiln_chaos::{Options, Process, Serving, open, process};
-use kiln_device::{Device, Error};
+use kiln_device::Error;
 use smallvec::{SmallVec, smallvec};
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
