@@ -57,7 +57,8 @@ pub mod prelude {
         Adam, Attention, Conv2d, Embedding, LayerNorm, Linear, Module, Optimizer, Sgd, module,
     };
     pub use kiln_tensor::{
-        DType, Device, Error, Generator, Gradients, Shape, Tensor, checkpoint, grad, no_grad, seed,
+        Axes, ConvOptions, DType, Device, Error, Generator, Gradients, Padding, PoolOptions, Reduction,
+        Shape, Tensor, checkpoint, grad, no_grad, seed,
     };
 }
 

@@ -19,6 +19,7 @@ impl Tensor {
     ///
     /// # Panics
     /// If its dtype is not a float.
+    #[doc(alias("requires_grad_"))]
     #[track_caller]
     pub fn requires_grad(self) -> Tensor {
         assert!(self.dtype().is_float(), "requires_grad: only floats have gradients, not {}", self.dtype());
@@ -578,6 +579,7 @@ fn add(a: &Tensor, b: &Tensor, origin: Origin) -> Tensor {
 impl Tensor {
     /// The same value on another device. Between two servers the bytes go straight from one to the other, and a
     /// failure of the value is told where the result is read.
+    #[doc(alias("to", "cuda", "cpu"))]
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Tensor, kiln_device::Error> {
         if self.value.device() == device {

@@ -9,6 +9,7 @@ impl Tensor {
     ///
     /// # Panics
     /// If the shape has another number of elements.
+    #[doc(alias("tensor", "from_numpy"))]
     #[track_caller]
     pub fn from_vec<T: Element>(items: Vec<T>, shape: impl Into<Shape>, device: &Device) -> Tensor {
         let shape = shape.into();
@@ -28,6 +29,7 @@ impl Tensor {
     ///
     /// # Panics
     /// If the shape has another number of elements.
+    #[doc(alias("tensor", "from_numpy"))]
     #[track_caller]
     pub fn from_slice<T: Element>(items: &[T], shape: impl Into<Shape>, device: &Device) -> Tensor {
         Tensor::from_vec(items.to_vec(), shape, device)

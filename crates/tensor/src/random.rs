@@ -43,6 +43,7 @@ thread_local! {
 /// Starts this thread's stream from `seed`, and those of threads that have not drawn yet: each gets one of its own, by
 /// the order in which they first draw. Where that order is open, give each a [`Generator`] with [`with_generator`].
 /// Without a seed, the first thread that draws has the stream of seed 0.
+#[doc(alias("manual_seed"))]
 pub fn seed(seed: u64) {
     *SEED.lock().unwrap_or_else(|e| e.into_inner()) = (seed, 1);
     CURRENT.set(Some(Generator::new(seed)));

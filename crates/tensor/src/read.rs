@@ -51,6 +51,7 @@ impl Tensor {
     }
 
     /// The elements in row-major order. `T` must be the tensor's dtype.
+    #[doc(alias("numpy", "tolist"))]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, Error> {
         elements(self.to_data()?)
     }
@@ -68,6 +69,7 @@ impl Tensor {
 
     /// The only element. Any dtype can be read as a float, rounded to nearest, and an integer or a bool as every integer
     /// type that holds its value. A float is not read as an integer: [`Tensor::to_dtype`] converts it.
+    #[doc(alias("float", "int"))]
     pub fn item<T: Element>(&self) -> Result<T, Error> {
         only(self.numel())?;
         element(self.to_data()?)

@@ -112,6 +112,7 @@ pub fn is_grad_enabled() -> bool {
 }
 
 /// Runs `f` without keeping anything for backward.
+#[doc(alias("inference_mode"))]
 pub fn no_grad<T>(f: impl FnOnce() -> T) -> T {
     with_grad(false, f)
 }

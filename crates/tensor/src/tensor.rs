@@ -32,22 +32,26 @@ impl Tensor {
     }
 
     /// Its extents.
+    #[doc(alias("size"))]
     pub fn shape(&self) -> Shape {
         self.value.meta.shape
     }
 
     /// The extent of an axis; negative axes count from the end.
+    #[doc(alias("size"))]
     #[track_caller]
     pub fn dim(&self, axis: isize) -> usize {
         self.shape()[self.axis("dim", axis)]
     }
 
     /// How many axes it has.
+    #[doc(alias("dim", "ndim", "ndimension"))]
     pub fn rank(&self) -> usize {
         self.value.meta.shape.len()
     }
 
     /// How many elements it has.
+    #[doc(alias("nelement", "len"))]
     pub fn numel(&self) -> usize {
         self.value.meta.shape.numel()
     }

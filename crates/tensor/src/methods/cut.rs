@@ -7,6 +7,7 @@ use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToIncl
 
 impl Tensor {
     /// The elements from `start` on, `length` of them, along an axis. A negative start counts from the end.
+    #[doc(alias("slice"))]
     #[track_caller]
     pub fn narrow(&self, axis: isize, start: isize, length: usize) -> Tensor {
         let _method = method("narrow");
@@ -34,6 +35,7 @@ impl Tensor {
 
     /// A copy with every `step`-th element of `start..end` along an axis replaced by `value`, which broadcasts and
     /// takes this tensor's dtype.
+    #[doc(alias("index_put", "__setitem__"))]
     #[track_caller]
     pub fn slice_assign(&self, axis: isize, start: isize, end: isize, step: usize, value: &Tensor) -> Tensor {
         let _method = method("slice_assign");
@@ -55,6 +57,7 @@ impl Tensor {
     /// assert_eq!(x.get((-1, 1.., by(.., 2))).to_vec::<i64>().unwrap(), [16, 18, 20, 22]);
     /// assert_eq!(x.get(0).shape()[..], [3, 4]);
     /// ```
+    #[doc(alias("index", "slice", "__getitem__"))]
     #[track_caller]
     pub fn get(&self, cuts: impl Cuts) -> Tensor {
         let _method = method("get");

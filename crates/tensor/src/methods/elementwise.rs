@@ -8,6 +8,7 @@ use kiln_ir::{Binary, Op};
 impl Tensor {
     /// The elements as another dtype. Floats are rounded to nearest, cut towards 0 on the way to integers, and packed
     /// on the way to quantised dtypes; to bool means "is not 0".
+    #[doc(alias("to", "type", "float", "half", "long", "astype"))]
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Tensor {
         let _method = method("to_dtype");
@@ -31,6 +32,7 @@ impl Tensor {
     /// let y = x.gt(0.0).select(&x.sqrt(), &x);
     /// assert_eq!(y.to_vec::<f32>().unwrap(), [-1.0, 2.0]);
     /// ```
+    #[doc(alias("where"))]
     #[track_caller]
     pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
         let _method = method("select");
@@ -47,6 +49,7 @@ impl Tensor {
 
     /// The elements held between two bounds, either of which may be missing. Where the bounds cross, the upper one
     /// wins. At a bound and beyond it the gradient is 0.
+    #[doc(alias("clip"))]
     #[track_caller]
     pub fn clamp<N: Into<Number>>(&self, min: Option<N>, max: Option<N>) -> Tensor {
         let _method = method("clamp");
@@ -71,6 +74,7 @@ impl Tensor {
 
     /// A fixed power. The half powers are roots, so that they are NaN below 0, -inf included; small whole ones are
     /// products.
+    #[doc(alias("pow"))]
     #[track_caller]
     pub fn pow_scalar(&self, exponent: impl Into<Number>) -> Tensor {
         let _method = method("pow_scalar");
@@ -134,6 +138,7 @@ impl Tensor {
     }
 
     /// Whether it is 0.
+    #[doc(alias("not"))]
     #[track_caller]
     pub fn logical_not(&self) -> Tensor {
         let _method = method("logical_not");

@@ -30,6 +30,7 @@ impl Tensor {
     }
 
     /// Whole slices along an axis, in the order of a list of indices.
+    #[doc(alias("take"))]
     #[track_caller]
     pub fn index_select(&self, axis: isize, index: &Tensor) -> Tensor {
         let _method = method("index_select");

@@ -12,6 +12,7 @@ impl Tensor {
     ///
     /// # Panics
     /// If there are none.
+    #[doc(alias("concat", "concatenate"))]
     #[track_caller]
     pub fn cat<T: Borrow<Tensor>>(parts: &[T], axis: isize) -> Tensor {
         let _method = method("cat");
@@ -72,6 +73,7 @@ impl Tensor {
     }
 
     /// Pieces of these sizes along an axis.
+    #[doc(alias("split", "split_with_sizes"))]
     #[track_caller]
     pub fn split_sizes(&self, sizes: &[usize], axis: isize) -> Vec<Tensor> {
         let _method = method("split_sizes");
@@ -97,6 +99,7 @@ impl Tensor {
     }
 
     /// The tensor many times over along each axis; more numbers than axes add leading axes.
+    #[doc(alias("tile"))]
     #[track_caller]
     pub fn repeat(&self, times: impl Into<Shape>) -> Tensor {
         let _method = method("repeat");

@@ -7,6 +7,7 @@ use kiln_ir::{Op, Shape, promote};
 impl Tensor {
     /// The product of matrices `[.., M, K]` and `[.., K, N]`, leading axes broadcast. A vector on the left is a row, on
     /// the right a column, and that axis is dropped from the result.
+    #[doc(alias("mm", "bmm"))]
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Tensor {
         let _method = method("matmul");
@@ -26,6 +27,7 @@ impl Tensor {
 
     /// The product with the last two axes of `other` exchanged: `[.., M, K]` with `[.., N, K]`. A vector on the left is
     /// a row.
+    #[doc(alias("mm", "matmul"))]
     #[track_caller]
     pub fn dot_t(&self, other: &Tensor) -> Tensor {
         let _method = method("dot_t");

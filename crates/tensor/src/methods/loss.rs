@@ -36,6 +36,7 @@ impl Default for ClassOptions {
 
 impl Tensor {
     /// The squared distance from `target`.
+    #[doc(alias("MSELoss"))]
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Tensor {
         let _method = method("mse_loss");
@@ -50,6 +51,7 @@ impl Tensor {
     }
 
     /// Half the squared distance from `target` up to `delta`, and linear with slope `delta` from there on.
+    #[doc(alias("smooth_l1_loss"))]
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Tensor {
         let _method = method("huber_loss");
@@ -71,6 +73,7 @@ impl Tensor {
     /// let loss = logits.cross_entropy(&target).item::<f32>().unwrap();
     /// assert!((loss - 0.08776).abs() < 1e-4);
     /// ```
+    #[doc(alias("CrossEntropyLoss"))]
     #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Tensor {
         let _method = method("cross_entropy");
@@ -125,6 +128,7 @@ impl Tensor {
     }
 
     /// The cross entropy of a yes-or-no decision given as a logit; `target` is the probability of yes.
+    #[doc(alias("BCEWithLogitsLoss"))]
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(&self, target: &Tensor, reduction: Reduction) -> Tensor {
         let _method = method("binary_cross_entropy_with_logits");

@@ -78,6 +78,7 @@ impl Tensor {
 
     /// `[N, C, ..]` normalised by the mean and variance of each channel over the batch, then scaled and shifted by
     /// channel.
+    #[doc(alias("BatchNorm"))]
     #[track_caller]
     pub fn batch_norm(&self, weight: Option<&Tensor>, bias: Option<&Tensor>, eps: f64) -> Tensor {
         let _method = method("batch_norm");
@@ -109,6 +110,7 @@ impl Tensor {
     /// `softmax(q kᵀ scale + mask) v` over `[.., length, width]`, with this tensor as q. Leading axes broadcast. A bool
     /// mask tells which keys take part, any other is added; `causal` keeps each query from the keys behind its own
     /// place; `scale` is `1 / sqrt(width)` if missing. A query that sees no key gives 0.
+    #[doc(alias("attention"))]
     #[track_caller]
     pub fn scaled_dot_product_attention(
         &self,

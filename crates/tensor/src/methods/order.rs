@@ -34,6 +34,7 @@ impl Tensor {
     }
 
     /// The places of the elements that are not 0, in order: i64 `[count, rank]`. Waits for the count.
+    #[doc(alias("argwhere", "where"))]
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor, Error> {
         let _method = method("nonzero");

@@ -6,10 +6,11 @@ use kiln_device::method;
 use kiln_ir::{AxisSet, Op, ReduceKind, ScanKind};
 
 macro_rules! reductions {
-    ($($kind:ident $name:ident $keep:ident $doc:literal;)*) => {
+    ($($kind:ident $name:ident $keep:ident $($alias:literal)? : $doc:literal;)*) => {
         impl Tensor {
             $(
                 #[doc = $doc]
+                $(#[doc(alias = $alias)])?
                 #[track_caller]
                 pub fn $name(&self, axes: impl Into<Axes>) -> Tensor {
                     let _method = method(stringify!($name));
@@ -27,13 +28,13 @@ macro_rules! reductions {
     };
 }
 reductions! {
-    Sum sum sum_keepdim "The sum over axes. Integers and bool are summed as i64.";
-    Mean mean mean_keepdim "The mean over axes, of floats.";
-    Prod prod prod_keepdim "The product over axes. Integers and bool are multiplied as i64.";
-    Max amax amax_keepdim "The largest element over axes; NaN if one is. Ties share the gradient evenly.";
-    Min amin amin_keepdim "The smallest element over axes; NaN if one is. Ties share the gradient evenly.";
-    Any any any_keepdim "Whether an element over axes is not 0.";
-    All all all_keepdim "Whether no element over axes is 0.";
+    Sum sum sum_keepdim: "The sum over axes. Integers and bool are summed as i64.";
+    Mean mean mean_keepdim: "The mean over axes, of floats.";
+    Prod prod prod_keepdim: "The product over axes. Integers and bool are multiplied as i64.";
+    Max amax amax_keepdim "max": "The largest element over axes; NaN if one is. Ties share the gradient evenly.";
+    Min amin amin_keepdim "min": "The smallest element over axes; NaN if one is. Ties share the gradient evenly.";
+    Any any any_keepdim: "Whether an element over axes is not 0.";
+    All all all_keepdim: "Whether no element over axes is 0.";
 }
 
 #[track_caller]

@@ -28,6 +28,7 @@ pub enum Interpolate {
 
 impl Tensor {
     /// The spatial axes of `[N, C, ..]`, one to three, changed to `size`.
+    #[doc(alias("upsample", "resize"))]
     #[track_caller]
     pub fn interpolate(&self, size: impl Into<Extents>, mode: Interpolate) -> Tensor {
         let _method = method("interpolate");

@@ -13,6 +13,7 @@ impl Tensor {
     /// let x = Tensor::arange(0, 12, 1, &Device::cpu());
     /// assert_eq!(x.reshape([3, -1]).shape()[..], [3, 4]);
     /// ```
+    #[doc(alias("view"))]
     #[track_caller]
     pub fn reshape(&self, shape: impl Into<Dimensions>) -> Tensor {
         let shape = shape.into().fill("reshape", self);
@@ -23,6 +24,7 @@ impl Tensor {
     }
 
     /// The axes in another order: axis `i` of the result is axis `order[i]` of this tensor.
+    #[doc(alias("transpose"))]
     #[track_caller]
     pub fn permute(&self, order: impl Into<Axes>) -> Tensor {
         let order = order.into().list("permute", self);
@@ -58,6 +60,7 @@ impl Tensor {
     }
 
     /// Axes of extent 1 stretched and new leading axes added. An extent of -1 stays as it is.
+    #[doc(alias("broadcast"))]
     #[track_caller]
     pub fn expand(&self, shape: impl Into<Dimensions>) -> Tensor {
         let _method = method("expand");
@@ -94,6 +97,7 @@ impl Tensor {
     }
 
     /// Without any axis of extent 1.
+    #[doc(alias("squeeze"))]
     #[track_caller]
     pub fn squeeze_all(&self) -> Tensor {
         let _method = method("squeeze_all");
@@ -101,6 +105,7 @@ impl Tensor {
     }
 
     /// With a new axis of extent 1 at a place, which counts from behind the last axis if negative.
+    #[doc(alias("expand_dims"))]
     #[track_caller]
     pub fn unsqueeze(&self, axis: isize) -> Tensor {
         let _method = method("unsqueeze");
@@ -113,6 +118,7 @@ impl Tensor {
     }
 
     /// The axes from `start` to `end`, both included, as one. Rank 0 becomes rank 1.
+    #[doc(alias("ravel"))]
     #[track_caller]
     pub fn flatten(&self, start: isize, end: isize) -> Tensor {
         let _method = method("flatten");
