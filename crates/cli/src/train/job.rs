@@ -5,7 +5,7 @@
 
 use super::report::Report;
 use kiln::dist::{self, GradientSync, Group, Identity, Layout, Rendezvous, SyncConfig};
-use kiln::nn::{Checkpoint, Optimizer};
+use kiln::nn::{Checkpoint, NonFinite, Optimizer};
 use kiln::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -51,12 +51,37 @@ pub struct Args {
     /// Steps between comparisons of all workers' parameters; 0 for none.
     #[arg(long, default_value_t = 1000)]
     pub check: u64,
+    /// What becomes of a step whose gradients are infinite or NaN. One that could not be computed refuses its step in any
+    /// case.
+    #[arg(long, value_enum, default_value_t = Infinite::Error)]
+    pub nonfinite: Infinite,
     /// End with the sha256 of the parameters.
     #[arg(long)]
     pub digest: bool,
     /// One JSON object a report.
     #[arg(long)]
     pub json: bool,
+}
+
+/// What becomes of a step whose gradients are not finite.
+#[derive(Clone, Copy, clap::ValueEnum)]
+pub enum Infinite {
+    /// It is applied.
+    Continue,
+    /// It is left out.
+    Skip,
+    /// The training ends, with the parameter's name.
+    Error,
+}
+
+impl From<Infinite> for NonFinite {
+    fn from(policy: Infinite) -> NonFinite {
+        match policy {
+            Infinite::Continue => NonFinite::Continue,
+            Infinite::Skip => NonFinite::Skip,
+            Infinite::Error => NonFinite::Error,
+        }
+    }
 }
 
 /// What is trained, on what, and how.
@@ -141,7 +166,7 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
             // Every copy starts from the same weights.
             kiln::seed(args.seed);
             let model = recipe.model(&device);
-            Worker { device, model, optimizer: recipe.optimizer() }
+            Worker { device, model, optimizer: recipe.optimizer().nonfinite(args.nonfinite.into()) }
         })
         .collect();
     let first = match &saved {
@@ -180,6 +205,8 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
         }
     }
     report.done();
+    // What no read has told of ends the job on the worker that it happened to.
+    workers.iter().try_for_each(|w| w.device.sync())?;
     let late = syncs[0].stats().late;
     if let Some(group) = &group {
         group.barrier()?;
