@@ -4,8 +4,8 @@
 //!
 //! It knows nothing of the device: it takes nodes by their operations and reads and writes values as host data.
 
-use kiln::device::{Bytes, Cpu, Data, Error};
-use kiln::fuse::{Fuser, Handles, Observer, Optimization, Planned, Status, Window};
+use kiln::device::{Bytes, Cpu, Data};
+use kiln::fuse::{Failure, Fuser, Handles, Observer, Optimization, Planned, Status, Window};
 use kiln::ir::{Binary, Id, Node, Op, Unary};
 use kiln::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -75,10 +75,6 @@ impl<V> Fuser<V> for ExpMul {
     fn finish(&self, _: &Window<'_>) -> Arc<dyn Optimization<V>> {
         Arc::new(Pass)
     }
-
-    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<V>>> {
-        state.is_empty().then(|| Arc::new(Pass) as _)
-    }
 }
 
 /// What runs the two nodes. It has no state: everything is in the nodes.
@@ -93,16 +89,12 @@ impl<V> Optimization<V> for Pass {
         2
     }
 
-    fn execute(&self, nodes: &[&Node], _: &[Id], handles: &mut dyn Handles<V>) -> Result<(), Error> {
+    fn execute(&self, nodes: &[&Node], _: &[Id], handles: &mut dyn Handles<V>) -> Result<(), Failure> {
         let (x, y) = (handles.read(nodes[0].ins[0])?, handles.read(nodes[1].ins[1])?);
         let number = |bytes: &[u8]| f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
         let pairs = x.bytes.chunks_exact(4).zip(y.bytes.chunks_exact(4));
         let out: Vec<u8> = pairs.flat_map(|(x, y)| (number(x).exp() * number(y)).to_le_bytes()).collect();
-        handles.write(nodes[1].outs[0], Data::new(x.meta, Bytes::new(out)))
-    }
-
-    fn state(&self) -> Vec<u8> {
-        Vec::new()
+        Ok(handles.write(nodes[1].outs[0], Data::new(x.meta, Bytes::new(out)))?)
     }
 }
 

@@ -231,8 +231,40 @@ fn ids_that_are_unknown_freed_or_foreign_are_typed_errors() {
     // A name that is in use cannot be taken: the session ends, with the reason, and no other.
     number(&*mine, 4);
     let error = mine.sync().wait().unwrap_err();
-    assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains("exists already")), "{error}");
+    assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains("used before")), "{error}");
     assert!(theirs.read(Id(77)).wait().is_ok());
+}
+
+#[test]
+fn a_name_that_is_used_again_ends_the_session_and_no_other() {
+    let server = server();
+    let ended = |batches: Vec<Vec<Item>>, why: &str| {
+        let device = open(&server.url(), PATIENCE).unwrap();
+        number(&*device, 1);
+        batches.into_iter().for_each(|items| submit(&*device, items));
+        let error = device.sync().wait().unwrap_err();
+        assert!(matches!(&error, Error::Refused { reason, .. } if reason.contains(why)), "{error}");
+    };
+    let (twice, free) = (node("lt", &[1, 1], 10), Item::Free(Id(10)));
+    let first = vec![node("neg", &[1], 10), node("exp", &[10], 11)];
+    // Ended before, in the same batch or an earlier one; or still there.
+    ended(vec![[&first[..], &[free.clone(), twice.clone()]].concat()], "used before");
+    ended(vec![first.clone(), vec![free.clone()], vec![twice.clone()]], "used before");
+    ended(vec![[&first[..], &[twice]].concat()], "used before");
+    for id in [Id::RESERVED.0, Id::AGAIN.0, u64::MAX] {
+        ended(vec![vec![node("neg", &[1], id)]], "only the server's device");
+    }
+    // Names of several lanes come mixed, in blocks, and each is new.
+    let device = open(&server.url(), PATIENCE).unwrap();
+    for round in 0..20 {
+        for lane in [3 << 16, 1 << 16, 0] {
+            let id = lane + round;
+            number(&*device, id);
+            submit(&*device, vec![node("neg", &[id], id + 1000), Item::Free(Id(id))]);
+        }
+    }
+    assert_eq!(&*device.read(Id(1019)).wait().unwrap().bytes, [0, 0, 0, 128, 0, 0, 0, 128]);
+    lives(&server);
 }
 
 #[test]

@@ -17,7 +17,7 @@ mod forms;
 mod frees;
 
 use kiln_device::{Device, Error, Memory};
-use kiln_ir::{DType, Meta, Op};
+use kiln_ir::{DType, Id, Meta, Op};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -159,8 +159,9 @@ struct Suite<'a> {
 
 impl<'a> Suite<'a> {
     fn new(device: Arc<dyn Device>, options: &'a Options, report: &'a mut dyn FnMut(&Finding)) -> Suite<'a> {
-        // Far from the names that a recording side draws, should the device be shared with one.
-        Suite { device, options, report, totals: Totals::default(), names: BTreeSet::new(), next: 1 << 48 }
+        // Not those that a recording side draws, should the device be shared with one.
+        let (totals, names, next) = (Totals::default(), BTreeSet::new(), Id::TOOLS.0);
+        Suite { device, options, report, totals, names, next }
     }
 
     fn found(&mut self, case: &str, problem: Problem) {

@@ -40,6 +40,8 @@ pub(crate) struct Context<'a> {
 impl Context<'_> {
     /// A fresh row-major value, of arbitrary content.
     pub fn fresh(&self, meta: Meta) -> Result<View, Error> {
+        // Scratch of kernels comes through here too, whose extents nobody has looked at.
+        meta.check()?;
         let buffer = self.arena.share(meta.bytes(), place(self.place))?;
         Ok(View::whole(buffer, meta))
     }

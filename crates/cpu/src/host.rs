@@ -13,7 +13,7 @@ use kiln_device::{
     Urgency, Wish, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
-use kiln_ir::{DType, Id, Item, Meta, Node, Op, Scalar, Shape};
+use kiln_ir::{DType, Id, Item, Meta, Node, Op, OpError, Scalar, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::any::Any;
@@ -272,7 +272,10 @@ impl<K: Kernels> Shared<K> {
             }
             Work::Wish(id, memory) => drop(executor.wishes.insert(id, memory)),
             Work::Write(id, data, place) => {
-                let value = self.guarded("write", || self.kernels.upload(&data, place));
+                let value = match id.is_reserved() {
+                    true => Err(reserved("write")),
+                    false => self.guarded("write", || self.kernels.upload(&data, place)),
+                };
                 executor.table.insert(id, value.map_err(|e| self.fail(failed("write", id, None, e))));
             }
             Work::Read(id, promise) => {
@@ -307,8 +310,14 @@ impl<K: Kernels> Shared<K> {
                     wishes.remove(id);
                 }
                 Item::Run(node) => {
+                    let origin = batch.origins.get(at).copied();
+                    if let Some(&id) = node.outs.iter().find(|id| id.is_reserved()) {
+                        let error = failed(node.op.name(), id, origin, reserved(node.op.name()));
+                        poison(table, node, self.fail(error));
+                        continue;
+                    }
                     let dying: SmallVec<[Id; 4]> = batch.items[at + 1..].iter().map_while(freed).collect();
-                    self.node(table, node, &dying, batch.origins.get(at).copied(), batch.place);
+                    self.node(table, node, &dying, origin, batch.place);
                 }
             }
         }
@@ -423,19 +432,21 @@ impl<K: Kernels> Shared<K> {
         if stop::is_set() {
             return Err(Error::Stopped);
         }
-        catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-            if panic.is::<Stopped>() {
-                return Err(Error::Stopped);
-            }
-            let panic = match panic.downcast::<NoMemory>() {
-                Ok(none) => return Err(none.0.into()),
-                Err(panic) => panic,
-            };
-            let message = panic.downcast_ref::<String>().cloned();
-            let message = message.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
-            Err(Error::Panicked { op: op.to_string(), message: message.unwrap_or_default() })
-        })
+        catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| Err(panicked(op, &*panic)))
     }
+}
+
+/// What a kernel was left with as an error.
+pub(crate) fn panicked(op: &str, panic: &(dyn Any + Send)) -> Error {
+    if panic.is::<Stopped>() {
+        return Error::Stopped;
+    }
+    if let Some(NoMemory(exhausted)) = panic.downcast_ref() {
+        return (*exhausted).into();
+    }
+    let message = panic.downcast_ref::<String>().cloned();
+    let message = message.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
+    Error::Panicked { op: op.to_string(), message: message.unwrap_or_default() }
 }
 
 /// What planning may ask.
@@ -476,6 +487,13 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
         self.shared.node(self.table, node, dying, self.batch.origins.get(at).copied(), self.batch.place);
     }
 
+    fn fail(&mut self, place: usize, nodes: &[&Node], error: Error) {
+        let Some(first) = nodes.first() else { return };
+        let origin = self.batch.origins.get(place).copied();
+        let error = self.shared.fail(failed(first.op.name(), first.outs[0], origin, error));
+        nodes.iter().for_each(|node| poison(self.table, node, error.clone()));
+    }
+
     fn free(&mut self, id: Id) {
         self.table.remove(&id);
         self.wishes.remove(&id);
@@ -514,6 +532,12 @@ fn fusing() -> bool {
 
 fn poison<V>(table: &mut Table<V>, node: &Node, error: Arc<Error>) {
     table.extend(node.outs.iter().map(|&id| (id, Err(error.clone()))));
+}
+
+/// Values that fusion defines take these names; nobody else may.
+fn reserved(op: &str) -> Error {
+    let reason = "names from 2^62 on belong to the device";
+    Error::Op(OpError::Attribute { op: op.to_string(), reason })
 }
 
 fn failed(op: &str, value: Id, origin: Option<Origin>, cause: Error) -> Arc<Error> {

@@ -6,9 +6,6 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
-/// Names of values inside a lowered composite start here, where no recorded value's name comes.
-const INNER: u64 = 1 << 62;
-
 /// Whether it stands for other operations.
 pub(crate) fn composite(item: &Item) -> bool {
     matches!(item, Item::Run(Node { op: Op::Named(_), .. }))
@@ -102,7 +99,7 @@ impl Build for Writer {
         let mut node = Node { op, ins, outs: SmallVec::new() };
         let first = state.ids.len() as u32;
         for meta in outs {
-            let id = Id(INNER + state.next);
+            let id = Id(Id::INNER.0 + state.next);
             state.next += 1;
             node.outs.push(id);
             state.ids.push(id);

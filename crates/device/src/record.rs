@@ -7,7 +7,7 @@
 
 use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Pending, Place, Urgency, pending};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
-use kiln_ir::{DType, Id};
+use kiln_ir::{DType, Id, Item, Meta, Scope, VerifyError};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -225,17 +225,86 @@ pub struct Replayed {
     pub differing: Vec<u64>,
 }
 
-/// Runs the recording at `path` on `device` and compares every read. The whole file is checked before anything runs.
+/// Runs the recording at `path` on `device` and compares every read. The whole file is checked before anything runs: its
+/// sums, its form, and that it is a stream as a recording side writes it.
 pub fn replay(path: impl AsRef<Path>, device: &dyn Device) -> Result<Replayed, Error> {
     let path = path.as_ref();
     let mut bytes = Vec::new();
     File::open(path).and_then(|mut f| f.read_to_end(&mut bytes)).map_err(|e| file_error(path, e))?;
     let frames = split(&bytes)?;
+    check(&frames)?;
     let mut done = Replayed { items: 0, writes: 0, reads: 0, differing: Vec::new() };
-    let mut table = None;
     let mut given: Vec<Pending<Data>> = Vec::new();
     let mut wanted: Vec<(usize, [u8; 32])> = Vec::new();
-    for (at, payload) in frames {
+    walk(&frames, &mut |_, frame| {
+        match frame {
+            Frame::Write { id, meta, content, place } => {
+                device.write(id, Data::new(meta, Bytes::new(content.to_vec())), place);
+                done.writes += 1;
+            }
+            Frame::Batch { items, place } => {
+                done.items += items.len() as u64;
+                device.submit(Batch { items, origins: Vec::new(), place, urgency: Urgency::Awaited });
+            }
+            Frame::Read(id) => {
+                given.push(device.read(id));
+                done.reads += 1;
+            }
+            Frame::Answer(number, digest) => wanted.push((number, digest)),
+        }
+        Ok(())
+    })?;
+    let given: Vec<[u8; 32]> = given.into_iter().map(|read| digest(&read.wait())).collect();
+    for (number, digest) in wanted {
+        if given.get(number) != Some(&digest) {
+            done.differing.push(number as u64);
+        }
+    }
+    device.sync().wait()?;
+    Ok(done)
+}
+
+/// What a frame says.
+enum Frame<'a> {
+    Write {
+        id: Id,
+        meta: Meta,
+        content: &'a [u8],
+        place: Place,
+    },
+    Batch {
+        items: Vec<Item>,
+        place: Place,
+    },
+    Read(Id),
+    /// The number of a read, and the digest of what it gave.
+    Answer(usize, [u8; 32]),
+}
+
+/// Checks the names of a recording: each stands for one value, and none is of those that devices give.
+fn check(frames: &[(u64, &[u8])]) -> Result<(), Error> {
+    let mut scope = Scope::default();
+    let mut items = 0;
+    walk(frames, &mut |at, frame| {
+        let bad = |e: VerifyError| Error::Recording { at, reason: e.to_string() };
+        match frame {
+            Frame::Write { id, meta, .. } => scope.define(items, id, meta).map_err(bad),
+            Frame::Batch { items: batch, .. } => batch.iter().try_for_each(|item| {
+                items += 1;
+                scope.admit(items - 1, item).map_err(bad)
+            }),
+            Frame::Read(_) | Frame::Answer(..) => Ok(()),
+        }
+    })
+}
+
+/// Calls `f(at, frame)` for the frames of a recording.
+fn walk(
+    frames: &[(u64, &[u8])],
+    f: &mut dyn FnMut(u64, Frame<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let mut table = None;
+    for &(at, payload) in frames {
         let bad = |e: WireError| Error::Recording { at, reason: e.to_string() };
         let damaged = |reason: &str| Error::Recording { at, reason: reason.into() };
         let mut r = Reader::new(payload);
@@ -245,7 +314,7 @@ pub fn replay(path: impl AsRef<Path>, device: &dyn Device) -> Result<Replayed, E
             continue;
         }
         let table = table.as_ref().ok_or_else(|| damaged("the operation table is missing"))?;
-        match kind {
+        let frame = match kind {
             WRITE => {
                 let id = Id(r.int().map_err(bad)?);
                 let place = place(r.byte().map_err(bad)?);
@@ -255,35 +324,23 @@ pub fn replay(path: impl AsRef<Path>, device: &dyn Device) -> Result<Replayed, E
                 if content.len() != meta.bytes() {
                     return Err(damaged("a value has the wrong number of bytes"));
                 }
-                device.write(id, Data::new(meta, Bytes::new(content.to_vec())), place);
-                done.writes += 1;
+                Frame::Write { id, meta, content, place }
             }
             BATCH => {
                 let place = place(r.byte().map_err(bad)?);
-                let items = table.read_items(&mut r).map_err(bad)?;
-                done.items += items.len() as u64;
-                device.submit(Batch { items, origins: Vec::new(), place, urgency: Urgency::Awaited });
+                Frame::Batch { items: table.read_items(&mut r).map_err(bad)?, place }
             }
-            READ => {
-                given.push(device.read(Id(r.int().map_err(bad)?)));
-                done.reads += 1;
-            }
+            READ => Frame::Read(Id(r.int().map_err(bad)?)),
             ANSWER => {
                 let number = r.int().map_err(bad)? as usize;
                 let digest = r.take(32).map_err(bad)?.try_into().map_err(|_| damaged("bad digest"))?;
-                wanted.push((number, digest));
+                Frame::Answer(number, digest)
             }
             _ => return Err(damaged("unknown kind of frame")),
-        }
+        };
+        f(at, frame)?;
     }
-    let given: Vec<[u8; 32]> = given.into_iter().map(|read| digest(&read.wait())).collect();
-    for (number, digest) in wanted {
-        if given.get(number) != Some(&digest) {
-            done.differing.push(number as u64);
-        }
-    }
-    device.sync().wait()?;
-    Ok(done)
+    Ok(())
 }
 
 fn place(byte: u8) -> Place {

@@ -8,9 +8,6 @@ use crate::{Fuser, Status, Window};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Names of repeated values start here, where no recorded value's name comes.
-const NAMES: u64 = 1 << 63;
-
 /// The longest chain of nodes that is repeated for one value.
 const DEPTH: usize = 4;
 
@@ -48,7 +45,7 @@ pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
         copies: vec![Vec::new(); again.len()],
         twins: Vec::new(),
     };
-    let (mut late, mut next) = (Vec::new(), NAMES);
+    let (mut late, mut next) = (Vec::new(), Id::AGAIN.0);
     for (at, item) in items.iter().enumerate() {
         for (k, own) in again.iter().enumerate().filter(|(_, own)| own.users[0] == at) {
             for (from, node) in own.nodes.iter().filter_map(|&from| Some((from, node(from)?))) {
@@ -85,7 +82,7 @@ pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
         written.places[at] = written.items.len();
         written.items.push(items[at].clone());
     }
-    written.items.extend((NAMES..next).map(|id| Item::Free(Id(id))));
+    written.items.extend((Id::AGAIN.0..next).map(|id| Item::Free(Id(id))));
     written
 }
 
@@ -142,7 +139,8 @@ pub(crate) fn improve<V: 'static>(
     plan
 }
 
-fn rebuilt<V: 'static>(
+/// The nodes at these places as a group of that fuser, if it takes them and it would be searched for.
+pub(crate) fn rebuilt<V: 'static>(
     window: &Window<'_>,
     fusers: &[Box<dyn Fuser<V>>],
     name: &str,
@@ -151,7 +149,7 @@ fn rebuilt<V: 'static>(
     let mut fuser = fusers.iter().find(|fuser| fuser.name() == name)?.boxed();
     fuser.reset();
     let taken = places.iter().all(|&at| fuser.offer(at, window) == Status::Open);
-    (taken && fuser.ready()).then(|| {
+    (taken && fuser.ready() && fuser.score(window) > 0.0).then(|| {
         let optimization = fuser.finish(window);
         Group { places, name: optimization.name(), optimization, fuser: name.to_string() }
     })

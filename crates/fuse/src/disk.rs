@@ -1,31 +1,46 @@
 //! Plans on disk, so that another process need not search for them. One file a plan, named by hashes of what it is for;
 //! written beside and then renamed, so that readers see whole files only. A file that is damaged or was written by
 //! something else is passed over with a warning.
+//!
+//! A file tells which nodes of a window run together and nothing of how: the fusers are offered those nodes and make the
+//! groups anew, so that whatever a file says, a plan computes what its window says. Files take a number of bytes at most.
 
-use crate::again::{Again, write};
+use crate::again::{Again, rebuilt, write};
 use crate::arrange::arrange;
-use crate::plan::{Group, Plan};
+use crate::plan::Plan;
 use crate::{Fuser, Window};
 use kiln_ir::wire::{Reader, WireError, Writer};
 use kiln_ir::{Id, Item, Meta};
 use rustc_hash::FxHasher;
+use std::fs::{File, OpenOptions};
 use std::hash::{Hash, Hasher};
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
 
 const MAGIC: &[u8; 8] = b"kilnplan";
 /// Changes whenever the form of the files or the meaning of a structure does.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
+/// What a file takes at least.
+const BLOCK: u64 = 4096;
+/// The longest file that is written or read.
+const LONGEST: u64 = 8 << 20;
+/// A file that was begun so long ago was left behind.
+const LEFT: Duration = Duration::from_secs(3600);
 
 pub(crate) struct Disk {
     dir: PathBuf,
     /// What plans must have been made with.
     tag: String,
+    /// Bytes that the folder's plans may take, and about how many they take; nothing before they were counted.
+    most: u64,
+    held: Option<u64>,
 }
 
 impl Disk {
-    pub fn new(dir: PathBuf, tag: &str) -> Disk {
-        Disk { dir, tag: format!("{} {FORMAT} {tag}", env!("CARGO_PKG_VERSION")) }
+    pub fn new(dir: PathBuf, tag: &str, most: u64) -> Disk {
+        Disk { dir, tag: format!("{} {FORMAT} {tag}", env!("CARGO_PKG_VERSION")), most, held: None }
     }
 
     /// Plans are made with the fuser of this name too.
@@ -49,7 +64,7 @@ impl Disk {
         outside: impl Fn(Id) -> Option<Meta>,
     ) -> Option<Plan<V>> {
         let path = self.path(hash);
-        let bytes = std::fs::read(&path).ok()?;
+        let bytes = contents(&path)?;
         match self.read(&bytes, structure, window, fusers, outside) {
             Ok(plan) => Some(plan),
             Err(reason) => {
@@ -104,22 +119,26 @@ impl Disk {
         let mut owner = vec![None; window.items.len()];
         let mut groups = Vec::new();
         for number in 0..r.length(1).map_err(bad)? {
-            let group = group(&mut r, fusers).map_err(bad)?.ok_or("a group is not known here")?;
-            for (i, &at) in group.places.iter().enumerate() {
+            let fuser = r.text().map_err(bad)?;
+            let places = read_places(&mut r).map_err(bad)?;
+            if places.is_empty() {
+                return Err("a group is empty".into());
+            }
+            for (i, &at) in places.iter().enumerate() {
                 let fits = at < owner.len() && owner[at].is_none() && window.node(at).is_some();
-                if !fits || i > 0 && group.places[i - 1] >= at {
+                if !fits || i > 0 && places[i - 1] >= at {
                     return Err("a group does not fit the window".into());
                 }
                 owner[at] = Some(number);
             }
-            groups.push(group);
+            groups.push(rebuilt(window, fusers, &fuser, places).ok_or("a group is none here")?);
         }
         let plan = arrange(window, groups, &owner).ok_or("its groups wait for each other")?;
         Ok(Plan { again, ..plan })
     }
 
     /// Saves a plan. Where that is not possible there is a warning, and nothing else.
-    pub fn save<V>(&self, hash: u64, structure: &[u64], plan: &Plan<V>) {
+    pub fn save<V>(&mut self, hash: u64, structure: &[u64], plan: &Plan<V>) {
         let mut w = Writer::default();
         w.text(&self.tag);
         w.int(structure.len() as u64);
@@ -133,15 +152,20 @@ impl Disk {
         for group in &plan.groups {
             w.text(&group.fuser);
             places(&mut w, &group.places);
-            w.blob(&group.optimization.state());
         }
         let mut bytes = MAGIC.to_vec();
         bytes.extend_from_slice(&w.bytes);
         bytes.extend_from_slice(&crc32fast::hash(&w.bytes).to_le_bytes());
+        let size = taken(bytes.len() as u64);
+        if bytes.len() as u64 > LONGEST.min(self.most) {
+            return;
+        }
         let path = self.path(hash);
         if let Err(error) = self.write(&path, &bytes) {
-            warn(&path, &error.to_string());
+            return warn(&path, &error.to_string());
         }
+        let held = self.held.map_or(u64::MAX, |held| held.saturating_add(size));
+        self.held = Some(if held > self.most { self.shrink(&path) } else { held });
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
@@ -149,9 +173,60 @@ impl Disk {
         std::fs::create_dir_all(&self.dir)?;
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let beside = self.dir.join(format!(".{}-{number}.part", std::process::id()));
-        std::fs::write(&beside, bytes)?;
-        std::fs::rename(&beside, path).inspect_err(|_| _ = std::fs::remove_file(&beside))
+        // New, so that it is no link that somebody has put there.
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
+        let written = file.write_all(bytes).and_then(|()| std::fs::rename(&beside, path));
+        written.inspect_err(|_| _ = std::fs::remove_file(&beside))
     }
+
+    /// Removes the oldest plans until the rest takes 7/8 of what it may, but not the one at `last`, and what was begun and
+    /// left. Gives about how many bytes are left. Others may do the same at the same time.
+    fn shrink(&self, last: &Path) -> u64 {
+        let mut files: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
+        let now = SystemTime::now();
+        for entry in std::fs::read_dir(&self.dir).into_iter().flatten().flatten() {
+            let (path, Ok(meta)) = (entry.path(), entry.metadata()) else { continue };
+            let changed = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+            match path.extension().and_then(|e| e.to_str()) {
+                Some("plan") if meta.is_file() => files.push((changed, taken(meta.len()), path)),
+                Some("part") if now.duration_since(changed).is_ok_and(|age| age > LEFT) => {
+                    let _ = std::fs::remove_file(path);
+                }
+                _ => {}
+            }
+        }
+        let mut held: u64 = files.iter().map(|(_, bytes, _)| bytes).sum();
+        if held <= self.most {
+            return held;
+        }
+        files.sort();
+        for (_, bytes, path) in &files {
+            if held <= self.most - self.most / 8 {
+                break;
+            }
+            if path != last && std::fs::remove_file(path).is_ok() {
+                held -= bytes;
+            }
+        }
+        held
+    }
+}
+
+/// Bytes that a file of that length takes.
+fn taken(length: u64) -> u64 {
+    length.next_multiple_of(BLOCK).max(BLOCK)
+}
+
+/// The file at `path`, if it is one that may be a plan.
+fn contents(path: &Path) -> Option<Vec<u8>> {
+    // A pipe would have us wait.
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    if !meta.is_file() || meta.len() > LONGEST {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    File::open(path).ok()?.take(LONGEST).read_to_end(&mut bytes).ok()?;
+    Some(bytes)
 }
 
 fn places(w: &mut Writer, places: &[usize]) {
@@ -165,17 +240,6 @@ fn read_places(r: &mut Reader<'_>) -> Result<Vec<usize>, WireError> {
 
 fn again(r: &mut Reader<'_>) -> Result<Vec<Again>, WireError> {
     (0..r.length(1)?).map(|_| Ok(Again { nodes: read_places(r)?, users: read_places(r)? })).collect()
-}
-
-fn group<V>(r: &mut Reader<'_>, fusers: &[Box<dyn Fuser<V>>]) -> Result<Option<Group<V>>, WireError> {
-    let fuser = r.text()?;
-    let places = read_places(r)?;
-    let state = r.blob()?;
-    let made = fusers.iter().find(|f| f.name() == fuser).and_then(|f| f.rebuild(state));
-    Ok(made.filter(|made| made.len() == places.len() && !places.is_empty()).map(|optimization| {
-        let name = optimization.name();
-        Group { places, optimization, name, fuser }
-    }))
 }
 
 fn warn(path: &Path, reason: &str) {

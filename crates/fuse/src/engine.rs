@@ -27,6 +27,8 @@ pub struct Limits {
     pub nodes: usize,
     /// Nodes offered to fusers in one search, for each node of the window.
     pub offers: usize,
+    /// Bytes that the files of [`Engine::cache`] may take, those of other processes included; the oldest go first.
+    pub disk: u64,
 }
 
 /// What starting a kernel costs, in bytes moved: the unit of [`Fuser::score`].
@@ -34,7 +36,7 @@ pub const LAUNCH: usize = 4096;
 
 impl Default for Limits {
     fn default() -> Limits {
-        Limits { bytes: 64 << 20, nodes: 64, offers: 96 }
+        Limits { bytes: 64 << 20, nodes: 64, offers: 96, disk: 64 << 20 }
     }
 }
 
@@ -59,7 +61,9 @@ pub struct Stats {
     pub fused: u64,
     /// Groups and single nodes that ran.
     pub launches: u64,
-    /// Groups whose nodes ran by themselves after all.
+    /// Groups whose nodes ran by themselves since what the groups take for granted was not so.
+    pub guarded: u64,
+    /// Groups that failed, so that their nodes ran by themselves or failed too.
     pub fallbacks: u64,
     /// Bytes that launches read from outside themselves and left behind, each once.
     pub moved: u64,
@@ -124,7 +128,7 @@ impl<V: 'static> Engine<V> {
     /// their kernels: plans of another tag are not read.
     pub fn cache(&mut self, dir: impl Into<std::path::PathBuf>, tag: &str) {
         let names: Vec<&str> = self.fusers.iter().map(|fuser| fuser.name()).collect();
-        self.disk = Some(Disk::new(dir.into(), &format!("{tag} {}", names.join(" "))));
+        self.disk = Some(Disk::new(dir.into(), &format!("{tag} {}", names.join(" ")), self.limits.disk));
     }
 
     /// Tells `observer` from now on what is done.
@@ -187,6 +191,10 @@ impl<V: 'static> Engine<V> {
     #[cold]
     fn look_up(&mut self, items: &[Item], source: &impl Source) -> Option<usize> {
         let known = metas(items, |id| source.meta(id))?;
+        // What it writes out itself takes these names.
+        if known.keys().any(|id| id.is_reserved()) {
+            return None;
+        }
         self.relative.clear();
         for item in items {
             self.relative.push(item, |id| known[&id]);
@@ -240,7 +248,7 @@ impl<V: 'static> Engine<V> {
                 let plan = search(&window, &self.fusers, &self.limits);
                 let plan = improve(&window, plan, &self.fusers, outside);
                 self.stats.planned += 1;
-                if let Some(disk) = &self.disk {
+                if let Some(disk) = &mut self.disk {
                     disk.save(hash, structure, &plan);
                 }
                 plan
@@ -265,7 +273,7 @@ impl<V: 'static> Engine<V> {
         let Some(instance) = self.store.instance_mut(ticket.0) else { return };
         self.stats.fused += instance.plan.fused() as u64;
         self.stats.launches += instance.plan.launches() as u64;
-        self.stats.moved += instance.moved;
+        self.stats.moved = self.stats.moved.saturating_add(instance.moved);
         self.observers.iter_mut().for_each(|observer| observer.window(instance.hash, items.len()));
         let (items, from) = match &mut instance.lowered {
             Some(lowered) => {
@@ -274,6 +282,8 @@ impl<V: 'static> Engine<V> {
             }
             None => (items, None),
         };
-        self.stats.fallbacks += instance.plan.replay(items, from, handles, &mut self.observers);
+        let unfused = instance.plan.replay(items, from, handles, &mut self.observers);
+        self.stats.guarded += unfused.guarded;
+        self.stats.fallbacks += unfused.fallbacks;
     }
 }

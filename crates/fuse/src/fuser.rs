@@ -47,11 +47,12 @@ pub trait Fuser<V>: Send {
     /// A copy that goes its own way.
     fn boxed(&self) -> Box<dyn Fuser<V>>;
 
-    /// What it holds as something that executes. Called only when [`Fuser::ready`].
+    /// What it holds as something that executes. Called only when [`Fuser::ready`] and where [`Fuser::score`] is above 0.
+    ///
+    /// It serves every window of the same structure, which leaves numbers, random keys, places of slices and extents
+    /// open (but for which are equal, and which are 0 or 1). What it takes for granted beyond that is a guard:
+    /// [`Optimization::holds`].
     fn finish(&self, window: &Window<'_>) -> Arc<dyn Optimization<V>>;
-
-    /// An optimisation of this fuser from its [`Optimization::state`]; nothing if the state is not one of its own.
-    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<V>>>;
 }
 
 /// A group of nodes that runs as one.
@@ -67,13 +68,31 @@ pub trait Optimization<V>: Send + Sync {
         self.len() == 0
     }
 
-    /// Executes on `nodes`, the originals in the order in which they were taken: operands and results are named there,
-    /// and so is everything that the plan's structure leaves open. `dying` are operands that nothing uses afterwards.
-    /// Results are put only if all went well; after an error the engine runs the nodes unfused.
-    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<V>) -> Result<(), Error>;
+    /// Whether what its fuser took for granted beyond the structure is so for `nodes`, such as a number that must be zero or
+    /// an extent. Asked at every run; where it is not so, the nodes run unfused.
+    fn holds(&self, _nodes: &[&Node], _handles: &dyn Handles<V>) -> bool {
+        true
+    }
 
-    /// What [`Fuser::rebuild`] needs to make it again.
-    fn state(&self) -> Vec<u8>;
+    /// Executes on `nodes`, the originals in the order in which they were taken: operands and results are named there,
+    /// and so is everything that the plan's structure leaves open. `dying` are operands that nothing uses afterwards,
+    /// and that may be written over. Results are put only if all went well; see [`Failure`] for what happens else.
+    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<V>) -> Result<(), Failure>;
+}
+
+/// Why a group did not run.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Failure {
+    /// Every operand is as it was: the nodes run unfused. A panic in [`Optimization::execute`] counts as this.
+    Unfit(Error),
+    /// Operands may have been written over: the group's results fail for this reason.
+    Spent(Error),
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Failure {
+        Failure::Unfit(error)
+    }
 }
 
 /// A device's values, by name.
@@ -86,6 +105,9 @@ pub trait Handles<V> {
 
     /// Executes one node unfused; `dying` are operands that nothing uses afterwards.
     fn run(&mut self, place: usize, node: &Node, dying: &[Id]);
+
+    /// Has the results of these nodes fail for that reason. `place` is that of the first.
+    fn fail(&mut self, place: usize, nodes: &[&Node], error: Error);
 
     /// Ends a value.
     fn free(&mut self, id: Id);

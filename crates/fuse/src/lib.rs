@@ -21,7 +21,7 @@ mod disk;
 mod engine;
 
 pub use engine::{Engine, LAUNCH, Limits, Source, Stats, Ticket};
-pub use fuser::{Fuser, Handles, Optimization, Status};
+pub use fuser::{Failure, Fuser, Handles, Optimization, Status};
 pub use observer::{Observer, Planned};
 pub use plan::{Group, Plan, Step};
 pub use window::Window;

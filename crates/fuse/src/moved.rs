@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 /// Bytes moved by one run of `plan` over `window`.
 pub(crate) fn moved<V>(plan: &Plan<V>, window: &Window<'_>) -> u64 {
     let mut bases: FxHashMap<Id, Base> = FxHashMap::default();
-    let mut bytes = 0;
+    let mut bytes = 0u64;
     for step in &plan.steps {
         let own;
         let places = match step {
@@ -22,7 +22,7 @@ pub(crate) fn moved<V>(plan: &Plan<V>, window: &Window<'_>) -> u64 {
         };
         match places {
             &[at] if viewed(at, window, &mut bases) => {}
-            _ => bytes += launch(places, window, &bases),
+            _ => bytes = bytes.saturating_add(launch(places, window, &bases)),
         }
     }
     bytes
@@ -59,19 +59,19 @@ fn viewed(at: usize, window: &Window<'_>, bases: &mut FxHashMap<Id, Base>) -> bo
 fn launch(places: &[usize], window: &Window<'_>, bases: &FxHashMap<Id, Base>) -> u64 {
     let nodes = places.iter().filter_map(|&at| window.node(at));
     let mut seen: FxHashSet<Id> = FxHashSet::default();
-    let mut bytes = 0;
+    // Views of huge extents take no memory, so sums of their bytes may be anything.
+    let mut bytes = 0u64;
     for node in nodes {
         for &id in &node.ins {
             let within = window.maker(id).is_some_and(|maker| places.binary_search(&maker).is_ok());
             let from = base(id, window, bases);
             if !within && seen.insert(from.id) {
-                bytes += from.bytes;
+                bytes = bytes.saturating_add(from.bytes as u64);
             }
         }
-        bytes += (node.outs.iter())
+        bytes = (node.outs.iter())
             .filter(|&&id| places.len() == 1 || window.leaves(id, places))
-            .map(|&id| window.meta(id).bytes())
-            .sum::<usize>();
+            .fold(bytes, |bytes, &id| bytes.saturating_add(window.meta(id).bytes() as u64));
     }
-    bytes as u64
+    bytes
 }

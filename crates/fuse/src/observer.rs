@@ -14,7 +14,10 @@ pub trait Observer: Send {
     /// A group ran as one.
     fn group(&mut self, _name: &str, _nodes: usize) {}
 
-    /// A group could not run as one, and its nodes ran by themselves.
+    /// What a group takes for granted is not so this time, and its nodes ran by themselves.
+    fn guarded(&mut self, _name: &str, _nodes: usize) {}
+
+    /// A group could not run as one. Its nodes ran by themselves, or its results failed, see [`crate::Failure`].
     fn fallback(&mut self, _name: &str, _error: &Error) {}
 }
 

@@ -2,7 +2,7 @@
 
 use crate::again::Again;
 use crate::fuser::Handles;
-use crate::{Observer, Optimization};
+use crate::{Failure, Observer, Optimization};
 use kiln_device::Error;
 use kiln_ir::{Id, Item, Node};
 use smallvec::SmallVec;
@@ -73,20 +73,20 @@ impl<V> Plan<V> {
     }
 
     /// Does for `items` what the plan says. `from` gives the place that an item had before composites were written
-    /// out, where they were. Gives the number of groups that fell back.
+    /// out, where they were. Tells which groups did not run as one.
     pub(crate) fn replay(
         &self,
         items: &[Item],
         from: Option<&[u32]>,
         handles: &mut dyn Handles<V>,
         observers: &mut [Box<dyn Observer>],
-    ) -> u64 {
+    ) -> Unfused {
         let freed = |places: &[usize]| -> SmallVec<[Id; 16]> {
             let id = |&at: &usize| if let Item::Free(id) = items[at] { Some(id) } else { None };
             places.iter().filter_map(id).collect()
         };
         let place = |at: usize| from.map_or(at, |from| from[at] as usize);
-        let mut fallbacks = 0;
+        let mut count = Unfused::default();
         for step in &self.steps {
             match step {
                 Step::Free { at } => {
@@ -104,19 +104,29 @@ impl<V> Plan<V> {
                     let nodes: SmallVec<[&Node; INLINE]> = (group.places.iter())
                         .filter_map(|&at| if let Item::Run(node) = &items[at] { Some(node) } else { None })
                         .collect();
-                    let done = run(group, &nodes, &freed(dying), handles);
-                    match &done {
-                        Ok(()) => observers.iter_mut().for_each(|o| o.group(&group.name, nodes.len())),
-                        Err(error) => observers.iter_mut().for_each(|o| o.fallback(&group.name, error)),
-                    }
-                    if done.is_err() {
-                        fallbacks += 1;
-                        self.unfused(group, &nodes, items, &place, handles);
+                    match run(group, &nodes, &freed(dying), handles) {
+                        Ran::Done => observers.iter_mut().for_each(|o| o.group(&group.name, nodes.len())),
+                        Ran::Guarded => {
+                            count.guarded += 1;
+                            observers.iter_mut().for_each(|o| o.guarded(&group.name, nodes.len()));
+                            self.unfused(group, &nodes, items, &place, handles);
+                        }
+                        Ran::Failed(Failure::Unfit(error)) => {
+                            count.fallbacks += 1;
+                            observers.iter_mut().for_each(|o| o.fallback(&group.name, &error));
+                            self.unfused(group, &nodes, items, &place, handles);
+                        }
+                        Ran::Failed(Failure::Spent(error)) => {
+                            count.fallbacks += 1;
+                            observers.iter_mut().for_each(|o| o.fallback(&group.name, &error));
+                            handles.fail(place(group.places[0]), &nodes, error);
+                            self.free_inner(&nodes, items, handles);
+                        }
                     }
                 }
             }
         }
-        fallbacks
+        count
     }
 
     /// Runs a group's nodes by themselves, where each failure is told at its own node. Inner values then need an end.
@@ -132,6 +142,11 @@ impl<V> Plan<V> {
         for (&at, node) in group.places.iter().zip(nodes) {
             handles.run(place(at), node, &[]);
         }
+        self.free_inner(nodes, items, handles);
+    }
+
+    /// Ends the values that a group would have kept to itself.
+    fn free_inner(&self, nodes: &[&Node], items: &[Item], handles: &mut dyn Handles<V>) {
         for id in nodes.iter().flat_map(|n| &n.outs) {
             let ends = items.iter().any(|item| matches!(item, Item::Free(free) if free == id));
             if ends && !self.frees_later(items, *id) {
@@ -178,15 +193,35 @@ impl<V> Plan<V> {
     }
 }
 
-/// Runs a group. One that panics has not run: its results are put only when all went well.
-fn run<V>(
-    group: &Group<V>,
-    nodes: &[&Node],
-    dying: &[Id],
-    handles: &mut dyn Handles<V>,
-) -> Result<(), Error> {
-    let run = AssertUnwindSafe(|| group.optimization.execute(nodes, dying, handles));
+/// Groups of a run whose nodes did not run as one.
+#[derive(Default)]
+pub(crate) struct Unfused {
+    /// What they take for granted was not so.
+    pub guarded: u64,
+    /// They failed.
+    pub fallbacks: u64,
+}
+
+enum Ran {
+    Done,
+    Guarded,
+    Failed(Failure),
+}
+
+/// Runs a group. One that panics has left its operands as they were, or said otherwise itself: its results are put only when
+/// all went well.
+fn run<V>(group: &Group<V>, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<V>) -> Ran {
+    let run = AssertUnwindSafe(|| {
+        if !group.optimization.holds(nodes, handles) {
+            return Ran::Guarded;
+        }
+        match group.optimization.execute(nodes, dying, handles) {
+            Ok(()) => Ran::Done,
+            Err(failure) => Ran::Failed(failure),
+        }
+    });
     catch_unwind(run).unwrap_or_else(|_| {
-        Err(Error::Panicked { op: group.name.clone(), message: "in a fused group".into() })
+        let (op, message) = (group.name.clone(), "in a fused group".into());
+        Ran::Failed(Failure::Unfit(Error::Panicked { op, message }))
     })
 }

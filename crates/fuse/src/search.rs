@@ -40,6 +40,7 @@ pub(crate) fn search<V: 'static>(
         Some(plan) => plan,
         // Groups that wait for each other are a fault of this search. Every window can run unfused.
         None => {
+            debug_assert!(false, "groups wait for each other");
             arrange(window, Vec::new(), &vec![None; window.items.len()]).expect("single nodes are in order")
         }
     }

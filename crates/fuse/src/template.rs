@@ -24,7 +24,46 @@ pub(crate) struct Template {
 pub(crate) struct Names {
     /// The name of each value of the window, by number.
     pub ids: Vec<Id>,
+    /// Those that came from outside, and the highest of them.
     seen: FxHashSet<Id>,
+    top: Option<Id>,
+    made: Made,
+}
+
+/// The names that a window has defined so far. They are drawn from a counter, so a list in order is enough but for windows
+/// that somebody made up.
+#[derive(Default)]
+struct Made {
+    list: Vec<Id>,
+    /// All of them, once one came out of order.
+    set: FxHashSet<Id>,
+}
+
+impl Made {
+    fn clear(&mut self) {
+        self.list.clear();
+        self.set.clear();
+    }
+
+    fn contains(&self, id: Id) -> bool {
+        match self.list.last() {
+            _ if !self.set.is_empty() => self.set.contains(&id),
+            Some(last) => id <= *last && self.list.binary_search(&id).is_ok(),
+            None => false,
+        }
+    }
+
+    /// Whether it is new.
+    fn add(&mut self, id: Id) -> bool {
+        if self.set.is_empty() {
+            if self.list.last().is_none_or(|last| *last < id) {
+                self.list.push(id);
+                return true;
+            }
+            self.set.extend(self.list.drain(..));
+        }
+        self.set.insert(id)
+    }
 }
 
 impl Template {
@@ -74,21 +113,23 @@ impl Template {
     pub fn matches(&self, items: &[Item], names: &mut Names, meta: impl Fn(Id) -> Option<Meta>) -> bool {
         names.ids.clear();
         names.seen.clear();
+        names.made.clear();
+        names.top = None;
         items.len() == self.items && self.compare(items, names, meta).is_some()
     }
 
     fn compare(&self, items: &[Item], names: &mut Names, meta: impl Fn(Id) -> Option<Meta>) -> Option<()> {
         let mut code = self.code.iter().copied();
         let mut outside = self.outside.iter();
-        let Names { ids, seen } = names;
-        let mut known = |number: u32, id: Id, ids: &mut Vec<Id>| -> Option<()> {
-            if (number as usize) < ids.len() {
-                return (ids[number as usize] == id).then_some(());
+        // Every name stands for one value, as in the window that the template was made of.
+        let mut known = |number: u32, id: Id, names: &mut Names| {
+            if let Some(&same) = names.ids.get(number as usize) {
+                return (same == id).then_some(());
             }
-            // Values made in the window are not there yet, so only those from outside can be met twice.
-            let same = meta(id)? == *outside.next()? && seen.insert(id);
-            ids.push(id);
-            same.then_some(())
+            let same = meta(id)? == *outside.next()? && !id.is_reserved() && !names.made.contains(id);
+            names.ids.push(id);
+            names.top = names.top.max(Some(id));
+            (same && names.seen.insert(id)).then_some(())
         };
         for item in items {
             let op = code.next()?;
@@ -97,7 +138,7 @@ impl Template {
                     if op != FREE {
                         return None;
                     }
-                    known(code.next()?, *id, ids)?;
+                    known(code.next()?, *id, names)?;
                 }
                 Item::Run(node) => {
                     let expected = self.ops.get(op as usize)?;
@@ -106,9 +147,15 @@ impl Template {
                         return None;
                     }
                     for id in &node.ins {
-                        known(code.next()?, *id, ids)?;
+                        known(code.next()?, *id, names)?;
                     }
-                    ids.extend_from_slice(&node.outs);
+                    for &id in &node.outs {
+                        let used = Some(id) <= names.top && names.seen.contains(&id);
+                        if used || id.is_reserved() || !names.made.add(id) {
+                            return None;
+                        }
+                        names.ids.push(id);
+                    }
                 }
             }
         }

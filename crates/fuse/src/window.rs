@@ -1,7 +1,7 @@
 //! A stretch of the stream with what planning needs to know about it.
 
 use kiln_ir::{Id, Item, Meta, Node, Op, infer};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 /// The items of one submission, and the metas of all values in it.
@@ -20,8 +20,8 @@ struct Value {
 }
 
 impl<'a> Window<'a> {
-    /// A window over `items`; `outside` gives the meta of a value defined before it. Nothing if a value is unknown or
-    /// an operation does not fit: such a window runs node by node, where its errors are told.
+    /// A window over `items`; `outside` gives the meta of a value defined before it. Nothing if a value is unknown, an
+    /// operation does not fit or a name stands for two values: such a window runs node by node, where its errors are told.
     pub fn new(items: &'a [Item], outside: impl Fn(Id) -> Option<Meta>) -> Option<Window<'a>> {
         let value = |meta| Value { meta, maker: None, users: SmallVec::new(), freed: false };
         let values = metas(items, outside)?.into_iter().map(|(id, meta)| (id, value(meta))).collect();
@@ -78,14 +78,27 @@ impl<'a> Window<'a> {
     }
 }
 
-/// The metas of all values in a stretch.
+/// The metas of all values in a stretch. Nothing unless every name stands for one value in all of it: whatever is known of a
+/// value is kept by its name, so one that is defined twice, or after it was used from outside or ended, has no plan.
 pub(crate) fn metas(items: &[Item], outside: impl Fn(Id) -> Option<Meta>) -> Option<FxHashMap<Id, Meta>> {
     let mut metas: FxHashMap<Id, Meta> = FxHashMap::with_capacity_and_hasher(items.len(), Default::default());
+    let mut freed: FxHashSet<Id> = FxHashSet::default();
     for item in items {
-        let Item::Run(node) = item else { continue };
+        let node = match item {
+            Item::Run(node) => node,
+            Item::Free(id) => {
+                // A free of something that never was is told where it runs alone.
+                if !metas.contains_key(id) {
+                    metas.insert(*id, outside(*id)?);
+                }
+                freed.insert(*id).then_some(())?;
+                continue;
+            }
+        };
         let mut ins: SmallVec<[Meta; 4]> = SmallVec::new();
         for id in &node.ins {
             let meta = match metas.get(id) {
+                Some(_) if freed.contains(id) => return None,
                 Some(meta) => *meta,
                 None => {
                     let meta = outside(*id)?;
@@ -99,14 +112,10 @@ pub(crate) fn metas(items: &[Item], outside: impl Fn(Id) -> Option<Meta>) -> Opt
         if outs.len() != node.outs.len() || matches!(node.op, Op::Custom(_)) && node.outs.is_empty() {
             return None;
         }
-        metas.extend(node.outs.iter().copied().zip(outs));
-    }
-    // A free of something that never was is told where it runs alone.
-    for item in items {
-        if let Item::Free(id) = item
-            && !metas.contains_key(id)
-        {
-            metas.insert(*id, outside(*id)?);
+        for (id, meta) in node.outs.iter().zip(outs) {
+            if metas.insert(*id, meta).is_some() {
+                return None;
+            }
         }
     }
     Some(metas)

@@ -1,7 +1,7 @@
 //! The engine with a device and a fuser of a few lines: values are lists of f32, and `mul` followed by `add` runs as one.
 
 use kiln_device::{Error, Place};
-use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Optimization, Planned, Status, Window};
+use kiln_fuse::{Engine, Failure, Fuser, Handles, Limits, Observer, Optimization, Planned, Status, Window};
 use kiln_ir::{Binary, Id, Item, Meta, Node, Op, Unary, text};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ struct Toy {
     values: HashMap<Id, List>,
     single: usize,
     fused: usize,
+    failed: Vec<Id>,
 }
 
 impl Handles<List> for Toy {
@@ -36,6 +37,11 @@ impl Handles<List> for Toy {
         };
         self.values.insert(node.outs[0], out);
     }
+    fn fail(&mut self, _: usize, nodes: &[&Node], _: Error) {
+        let outs = nodes.iter().flat_map(|node| node.outs.iter().copied());
+        self.failed.extend(outs.clone());
+        self.values.extend(outs.map(|id| (id, List::new())));
+    }
     fn free(&mut self, id: Id) {
         assert!(self.values.remove(&id).is_some(), "{id} is freed but was not there");
     }
@@ -50,6 +56,10 @@ struct MulAdd {
     places: Vec<usize>,
     closed: bool,
     fail: bool,
+    /// Its groups write over their first operand and then fail.
+    spend: bool,
+    /// Its groups serve lists of the length that the first had.
+    length: bool,
 }
 
 impl Fuser<List> for MulAdd {
@@ -86,21 +96,22 @@ impl Fuser<List> for MulAdd {
         self.places.len()
     }
     fn reset(&mut self) {
-        *self = MulAdd { fail: self.fail, ..MulAdd::default() };
+        *self = MulAdd { places: Vec::new(), closed: false, ..self.clone() };
     }
     fn boxed(&self) -> Box<dyn Fuser<List>> {
         Box::new(self.clone())
     }
-    fn finish(&self, _: &Window<'_>) -> Arc<dyn Optimization<List>> {
-        Arc::new(Fused { fail: self.fail })
-    }
-    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<List>>> {
-        state.is_empty().then(|| Arc::new(Fused { fail: false }) as _)
+    fn finish(&self, window: &Window<'_>) -> Arc<dyn Optimization<List>> {
+        let first = window.node(self.places[0]).unwrap().outs[0];
+        let length = self.length.then(|| window.meta(first).shape.numel());
+        Arc::new(Fused { fail: self.fail, spend: self.spend, length })
     }
 }
 
 struct Fused {
     fail: bool,
+    spend: bool,
+    length: Option<usize>,
 }
 
 impl Optimization<List> for Fused {
@@ -110,18 +121,22 @@ impl Optimization<List> for Fused {
     fn len(&self) -> usize {
         2
     }
-    fn execute(&self, nodes: &[&Node], _: &[Id], handles: &mut dyn Handles<List>) -> Result<(), Error> {
+    fn holds(&self, nodes: &[&Node], handles: &dyn Handles<List>) -> bool {
+        self.length.is_none_or(|length| handles.get(nodes[0].ins[0]).is_some_and(|x| x.len() == length))
+    }
+    fn execute(&self, nodes: &[&Node], _: &[Id], handles: &mut dyn Handles<List>) -> Result<(), Failure> {
         if self.fail {
-            return Err(Error::Stopped);
+            return Err(Error::Stopped.into());
+        }
+        if self.spend {
+            handles.put(nodes[0].ins[0], List::new());
+            return Err(Failure::Spent(Error::Stopped));
         }
         let x = |id: Id| handles.get(id).cloned().ok_or(Error::UnknownValue(id));
         let (a, b, c) = (x(nodes[0].ins[0])?, x(nodes[0].ins[1])?, x(nodes[1].ins[1])?);
         let out = a.iter().zip(b).zip(c).map(|((a, b), c)| a * b + c).collect();
         handles.put(nodes[1].outs[0], out);
         Ok(())
-    }
-    fn state(&self) -> Vec<u8> {
-        Vec::new()
     }
 }
 
@@ -154,7 +169,7 @@ fn a_pattern_runs_as_one_and_is_planned_once() {
     assert_eq!((toy.fused, toy.single), (1, 0));
     assert_eq!((stats.windows, stats.hits, stats.planned, stats.plans), (2, 1, 1, 1));
     assert_eq!(stats.fused, 4);
-    let plain = run(CHAIN, MulAdd { places: vec![], closed: false, fail: true }).0;
+    let plain = run(CHAIN, MulAdd { fail: true, ..MulAdd::default() }).0;
     assert_eq!(toy.values, plain.values, "a failing optimisation leaves its nodes to run unfused");
     assert_eq!(plain.single, 2);
 }
@@ -336,5 +351,153 @@ fn plans_are_kept_on_disk_and_damaged_ones_are_passed_over() {
     }
     assert_eq!(run("one"), (1, 0));
     assert_eq!(run("one"), (0, 1), "a damaged plan was written anew");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn a_group_whose_operands_are_spent_fails_and_is_not_run_again() {
+    let (toy, stats) = run(CHAIN, MulAdd { spend: true, ..MulAdd::default() });
+    // The product, which the group would have kept to itself, is there to be freed.
+    assert_eq!((toy.single, &toy.failed[..]), (0, &[Id(2), Id(3)][..]));
+    assert!(toy.values[&Id(3)].is_empty() && !toy.values.contains_key(&Id(2)));
+    assert_eq!((stats.fallbacks, stats.guarded), (2, 0));
+}
+
+#[test]
+fn what_a_fuser_takes_for_granted_is_asked_at_every_run() {
+    let fuser = MulAdd { length: true, ..MulAdd::default() };
+    let mut engine = Engine::new(vec![Box::new(fuser) as Box<dyn Fuser<List>>], Limits::default());
+    // One structure, and so one plan, which was made for lists of three.
+    for (length, fused) in [(3, true), (5, false), (3, true), (5, false)] {
+        let (items, metas) = window(&CHAIN.replace("[3]", &format!("[{length}]")));
+        let mut toy = Toy::default();
+        toy.values.extend(metas.keys().map(|&id| (id, vec![2.0; length])));
+        let plan = engine.plan(&items, &|id| metas.get(&id).copied()).unwrap();
+        engine.replay(plan, &items, &mut toy);
+        assert_eq!((toy.fused, toy.single), if fused { (1, 0) } else { (0, 2) }, "{length}");
+        assert_eq!(toy.values[&Id(3)], vec![6.0; length]);
+    }
+    let stats = engine.stats();
+    assert_eq!((stats.planned, stats.guarded, stats.fallbacks), (1, 2, 0));
+}
+
+#[test]
+fn a_name_stands_for_one_value_or_there_is_no_plan() {
+    let meta = Meta::new(kiln_ir::DType::F32, [2]);
+    let neg = |of: u64, to: u64| Item::Run(Node::new(Op::Unary(Unary::Neg), &[Id(of)], &[Id(to)]));
+    let free = |id: u64| Item::Free(Id(id));
+    let (inner, again) = (Id::INNER.0, Id::AGAIN.0 + 3);
+    let cases = [
+        vec![neg(1, 10), neg(10, 11), free(10), neg(1, 10)],
+        vec![neg(1, 10), neg(1, 10)],
+        // Used from outside, or ended, and then defined.
+        vec![neg(2, 10), neg(1, 2)],
+        vec![free(2), neg(1, 2)],
+        vec![neg(1, 10), free(1), neg(1, 11)],
+        vec![neg(1, 10), free(10), free(10)],
+        vec![neg(1, 12), neg(12, 11), neg(11, 12)],
+        // Names of the device itself.
+        vec![neg(1, inner), neg(inner, 11)],
+        vec![neg(1, again), neg(1, 11)],
+        vec![neg(inner, 11), neg(11, 12)],
+    ];
+    for items in cases {
+        // Not as a window that looks like one that was planned either.
+        let mut names: HashMap<Id, Id> = HashMap::new();
+        let mut engine = engine();
+        let mut next = 1000;
+        let other: Vec<Item> = (items.iter())
+            .map(|item| match item {
+                Item::Free(id) => Item::Free(*names.entry(*id).or_insert(*id)),
+                Item::Run(node) => {
+                    let mut node = node.clone();
+                    for id in &mut node.ins {
+                        *id = *names.entry(*id).or_insert(if id.is_reserved() { Id(7) } else { *id });
+                    }
+                    for id in &mut node.outs {
+                        next += 1;
+                        names.insert(*id, Id(next));
+                        *id = Id(next);
+                    }
+                    Item::Run(node)
+                }
+            })
+            .collect();
+        let _ = engine.plan(&other, &|_| Some(meta));
+        assert!(engine.plan(&items, &|_| Some(meta)).is_none(), "{items:?}");
+    }
+    // In any order, as long as each is new: the list of a lane that has older names than what it uses.
+    let mut engine = engine();
+    for (from, to) in [(900, [3, 4, 5]), (5000, [5, 3, 4]), (3, [7, 6, 5]), (1, [8, 10, 9])] {
+        let items = [neg(from, to[0]), neg(to[0], to[1]), neg(to[1], to[2]), free(to[1])];
+        assert!(engine.plan(&items, &|_| Some(meta)).is_some(), "{to:?}");
+    }
+    assert_eq!((engine.stats().planned, engine.stats().matched), (1, 3));
+}
+
+#[test]
+fn a_plan_file_says_what_runs_together_and_nothing_of_how() {
+    let dir = std::env::temp_dir().join(format!("kiln-grouping-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    let text = "a = input f32[3]\nb = input f32[3]\nn = neg a\nc = mul a b\nd = add c n\nfree c";
+    let run = |fuser: MulAdd| {
+        let mut engine = Engine::new(vec![Box::new(fuser) as Box<dyn Fuser<List>>], Limits::default());
+        engine.cache(&dir, "grouping");
+        let toy = replay(&mut engine, text);
+        assert_eq!(toy.values[&Id(4)], unfused_values());
+        (engine.stats().loaded, toy.fused, toy.single)
+    };
+    fn unfused_values() -> List {
+        vec![0.0, 2.0, 6.0]
+    }
+    assert_eq!(run(MulAdd::default()), (0, 1, 1));
+    assert_eq!(run(MulAdd::default()), (1, 1, 1));
+    // The last of the group's places, with its sum set right: nodes that no fuser takes are no group.
+    let path = std::fs::read_dir(&dir).unwrap().flatten().next().unwrap().path();
+    let saved = std::fs::read(&path).unwrap();
+    let body = saved.len() - 4;
+    assert_eq!(saved[body - 2..body], [1, 2]);
+    for places in [[0, 1], [0, 2], [2, 1], [1, 1], [1, 3], [1, 9], [2, 2]] {
+        let mut changed = saved[..body].to_vec();
+        changed[body - 2..].copy_from_slice(&places);
+        let sum = crc32fast::hash(&changed[8..]).to_le_bytes();
+        changed.extend_from_slice(&sum);
+        std::fs::write(&path, &changed).unwrap();
+        assert_eq!(run(MulAdd::default()), (0, 1, 1), "{places:?}");
+        assert_eq!(run(MulAdd::default()), (1, 1, 1), "{places:?}");
+    }
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
+#[test]
+fn plan_files_are_bounded_and_the_oldest_go_first() {
+    let dir = std::env::temp_dir().join(format!("kiln-bounded-{}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&dir);
+    std::fs::create_dir_all(&dir).unwrap();
+    // Something of another kind, and what a process left behind long ago.
+    std::fs::write(dir.join("notes.txt"), vec![0; 100_000]).unwrap();
+    let left = std::fs::File::create(dir.join(".77-0.part")).unwrap();
+    left.set_modified(std::time::SystemTime::now() - std::time::Duration::from_secs(100_000)).unwrap();
+    let limits = Limits { disk: 10 * 4096, ..Limits::default() };
+    let mut engine = Engine::new(vec![Box::new(MulAdd::default()) as Box<dyn Fuser<List>>], limits);
+    engine.cache(&dir, "bounded");
+    let meta = Meta::new(kiln_ir::DType::F32, [2]);
+    let plans = || {
+        let files = std::fs::read_dir(&dir).unwrap().flatten().map(|entry| entry.path());
+        files.filter(|path| path.extension().is_some_and(|e| e == "plan")).collect::<Vec<_>>()
+    };
+    let mut first = None;
+    for n in 1..40 {
+        let neg = |i| Item::Run(Node::new(Op::Unary(Unary::Neg), &[Id(i)], &[Id(i + 1)]));
+        let items: Vec<Item> = (0..n).map(neg).collect();
+        engine.plan(&items, &|id| (id == Id(0)).then_some(meta)).unwrap();
+        let here = plans();
+        assert!((1..=10).contains(&here.len()), "{n}: {} files", here.len());
+        if n == 1 {
+            first = Some(here[0].clone());
+        }
+    }
+    assert!(!first.unwrap().exists() && plans().len() > 5);
+    assert!(dir.join("notes.txt").exists() && !dir.join(".77-0.part").exists());
     std::fs::remove_dir_all(&dir).unwrap();
 }

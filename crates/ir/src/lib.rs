@@ -44,4 +44,4 @@ pub use op::{
 pub use scalar::Scalar;
 pub use shape::{Dims, MAX_RANK, Meta, Shape, broadcast};
 pub use table::{Binary, Domain, Grad1, Grad2, Unary};
-pub use verify::{Program, Verified, VerifyError, verify};
+pub use verify::{Program, Scope, Verified, VerifyError, verify};

@@ -7,6 +7,24 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
+impl Id {
+    /// Names from here on belong to devices that rewrite a stream: nobody else may define them, and nobody may send
+    /// them. A recording side counts from 0 and never gets here.
+    pub const RESERVED: Id = Id(1 << 62);
+    /// The first name of values inside composites that are written out.
+    pub const INNER: Id = Id(1 << 62);
+    /// The first name of values that are computed again rather than kept.
+    pub const AGAIN: Id = Id(1 << 63);
+    /// The first name for tools that use a device beside a recording side, such as the conformance suite. Not reserved: they
+    /// send them like any other.
+    pub const TOOLS: Id = Id(1 << 48);
+
+    /// Whether only a device may define it.
+    pub fn is_reserved(self) -> bool {
+        self >= Id::RESERVED
+    }
+}
+
 impl std::fmt::Debug for Id {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "v{}", self.0)

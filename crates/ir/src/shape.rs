@@ -113,9 +113,10 @@ impl Shape {
         self.iter().product()
     }
 
-    /// The number of elements, or nothing where it, or the product of the non-zero extents, is too large to address.
+    /// The number of elements, or nothing where it, or the product of the non-zero extents, is more than any machine has.
+    /// The bound leaves room for kernels that multiply it by the bytes of an element and a few more small numbers.
     pub fn checked_numel(&self) -> Option<usize> {
-        const CAP: usize = isize::MAX as usize / 16;
+        const CAP: usize = 1 << 45;
         let mut product = 1usize;
         for &d in self.iter().filter(|&&d| d != 0) {
             product = product.checked_mul(d).filter(|&p| p <= CAP)?;
@@ -276,5 +277,7 @@ mod tests {
         assert_eq!(Shape::from([usize::MAX, 2, 0]).checked_numel(), None);
         assert_eq!(Shape::from([3, 0]).checked_numel(), Some(0));
         assert_eq!(Shape::default().checked_numel(), Some(1));
+        assert_eq!(Shape::from([1 << 45]).checked_numel(), Some(1 << 45));
+        assert_eq!(Shape::from([(1 << 45) + 1]).checked_numel(), None);
     }
 }

@@ -2,7 +2,7 @@
 
 use kiln::Error;
 use kiln::device::reference::{self, Value};
-use kiln::fuse::{Fuser, Handles, LAUNCH, Optimization, Status, Window};
+use kiln::fuse::{Failure, Fuser, Handles, LAUNCH, Optimization, Status, Window};
 use kiln::ir::{DType, Id, Node, Op};
 use std::sync::Arc;
 
@@ -66,11 +66,6 @@ impl Fuser<Value> for Chain {
     fn finish(&self, _: &Window<'_>) -> Arc<dyn Optimization<Value>> {
         Arc::new(Fused { nodes: self.places.len() })
     }
-
-    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<Value>>> {
-        let nodes = u64::from_le_bytes(state.try_into().ok()?);
-        Some(Arc::new(Fused { nodes: usize::try_from(nodes).ok()? }))
-    }
 }
 
 /// A chain that runs as one: the values between are never put into the table.
@@ -87,7 +82,7 @@ impl Optimization<Value> for Fused {
         self.nodes
     }
 
-    fn execute(&self, nodes: &[&Node], _: &[Id], handles: &mut dyn Handles<Value>) -> Result<(), Error> {
+    fn execute(&self, nodes: &[&Node], _: &[Id], handles: &mut dyn Handles<Value>) -> Result<(), Failure> {
         let (first, last) = (nodes[0].ins[0], nodes[nodes.len() - 1].outs[0]);
         let mut value = handles.get(first).cloned().ok_or(Error::UnknownValue(first))?;
         for node in nodes {
@@ -97,9 +92,5 @@ impl Optimization<Value> for Fused {
         }
         handles.put(last, value);
         Ok(())
-    }
-
-    fn state(&self) -> Vec<u8> {
-        (self.nodes as u64).to_le_bytes().to_vec()
     }
 }

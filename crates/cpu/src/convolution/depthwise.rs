@@ -4,7 +4,7 @@
 //! of a plane of y, or adds multiples of y to x; all in the order of the columns.
 
 use super::geometry::{Axis, Geometry};
-use super::{COLUMNS, Plan, Ptr, Real, copy};
+use super::{COLUMNS, Plan, Ptr, Real, copy, size};
 use crate::gemm::interleave;
 use crate::reference::order::PANEL;
 use crate::stop;
@@ -20,8 +20,9 @@ const LANES: usize = 16;
 impl Plan<'_> {
     /// Whether these kernels apply.
     pub(super) fn depthwise<T>(&self) -> bool {
-        let most = self.geometry.padded().max(self.positions);
-        self.inner == 1 && self.taps <= PANEL && most * LANES * size_of::<T>() <= 4 * COLUMNS
+        let lanes = size([self.geometry.padded().max(self.positions), LANES]);
+        let slack = size([self.geometry.axes[2].stride, WIDE]);
+        self.inner == 1 && self.taps <= PANEL && size([lanes.max(slack), size_of::<T>()]) <= 4 * COLUMNS
     }
 
     pub(super) fn depthwise_forward<T: Real>(&self, x: &View, w: &View, y: &View) -> Result<(), Error> {
@@ -32,7 +33,7 @@ impl Plan<'_> {
         let (plane, offsets) = (self.geometry.padded(), offsets(&self.geometry));
         let split = plane + WIDE * stride;
         let room = split + run(&self.geometry).next_multiple_of(WIDE);
-        let work = self.batch * self.groups * self.share * self.positions * self.taps;
+        let work = size([self.batch, self.groups, self.share, self.positions, self.taps]);
         self.share_out::<T>(work, self.batch * self.groups, room, &|task, scratch| {
             let (n, g) = (task / self.groups, task % self.groups);
             // SAFETY: the scratch holds the plane, its slack and the sums of a run.
@@ -65,7 +66,7 @@ impl Plan<'_> {
         let (py, to) = (Ptr(y.ptr::<T>()), Ptr(w.ptr::<T>()));
         let (plane, offsets) = (self.geometry.padded(), offsets(&self.geometry));
         let sizes = [plane * LANES, self.positions * LANES, self.taps * LANES, self.taps * LANES];
-        let work = self.batch * outputs * self.positions * self.taps;
+        let work = size([self.batch, outputs, self.positions, self.taps]);
         self.share_out::<T>(work, outputs.div_ceil(LANES), sizes.iter().sum(), &|task, scratch| {
             let first = task * LANES;
             // Lanes past the last output are not used.
@@ -154,8 +155,9 @@ impl Plan<'_> {
     /// whatever the signs of those that are 0.
     pub(super) fn depthwise_input<T: Real>(&self, x: &View, w: &View, y: &View) -> Result<(), Error> {
         let (pw, py, to) = (Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()), Ptr(x.ptr::<T>()));
-        let work = self.batch * self.groups * self.positions * self.taps;
-        let mirror = self.geometry.mirror();
+        let work = size([self.batch, self.groups, self.positions, self.taps]);
+        // x may be longer than what y reaches, and its mirror wider than any plane so far.
+        let mirror = self.geometry.mirror().filter(|mirror| mirror.padded() < usize::MAX / 4);
         let sizes = mirror
             .as_ref()
             .map_or([0; 3], |mirror| [mirror.padded() + WIDE, run(mirror).next_multiple_of(WIDE), self.taps]);

@@ -230,7 +230,7 @@ impl Geometry {
 
     /// Places of x with its padding, as far as y reaches.
     pub fn padded(&self) -> usize {
-        self.axes.iter().map(|a| a.padded()).product()
+        super::size(self.axes.map(|a| a.padded()))
     }
 }
 

@@ -150,8 +150,9 @@ impl Plan<'_> {
         let block = if block < total { block / 32 * 32 } else { block };
         let blocks = total.div_ceil(block);
         let (pw, to) = (Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()));
-        let work = total * depth * self.share * self.groups;
-        self.share_out::<T>(work, self.groups * blocks, (depth + self.share) * block, &|task, scratch| {
+        let work = size([total, depth, self.share, self.groups]);
+        let room = size([depth + self.share, block]);
+        self.share_out::<T>(work, self.groups * blocks, room, &|task, scratch| {
             let (g, from) = (task / blocks, task % blocks * block);
             let len = block.min(total - from);
             let columns = Ptr(scratch);
@@ -193,7 +194,7 @@ impl Plan<'_> {
         let w = self.flat(w, &[self.groups * self.share, self.inner])?;
         let x = self.flat(x, &[self.batch, self.groups * self.inner, self.positions])?;
         let (px, pw, to) = (Ptr(x.ptr::<T>()), Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()));
-        let work = self.batch * self.groups * self.share * self.inner * self.positions;
+        let work = size([self.batch, self.groups, self.share, self.inner, self.positions]);
         self.share_out::<T>(work, self.batch * self.groups, 0, &|task, _| {
             let (n, g) = (task / self.groups, task % self.groups);
             let a = Mat {
@@ -227,9 +228,10 @@ impl Plan<'_> {
         let most = COLUMNS / (PANEL * size_of::<T>());
         let block = depth.div_ceil(wanted).max(32).min(most).min(depth);
         let blocks = depth.div_ceil(block);
-        let work = total * depth * self.share * self.groups;
-        let sizes = [block * PANEL, self.share * PANEL, self.share * block];
-        self.share_out::<T>(work, self.groups * blocks, sizes.iter().sum(), &|task, scratch| {
+        let work = size([total, depth, self.share, self.groups]);
+        let sizes = [size([block, PANEL]), size([self.share, PANEL]), size([self.share, block])];
+        let room = sizes.iter().fold(0, |room: usize, &part| room.saturating_add(part));
+        self.share_out::<T>(work, self.groups * blocks, room, &|task, scratch| {
             let (g, first) = (task / blocks, task % blocks * block);
             let rows = block.min(depth - first);
             // SAFETY: the scratch holds the three parts.
@@ -295,22 +297,23 @@ impl Plan<'_> {
         let pointwise = self.geometry.pointwise();
         // A task makes all columns of some channels for a slab of x, so that each element of x is summed by one task.
         // Slabs share some columns, so they are cut only where a few channels alone are too many.
-        let one = self.taps * self.positions * size_of::<T>();
+        let one = size([self.taps, self.positions, size_of::<T>()]);
         let few = 96usize.div_ceil(self.taps).min(self.inner);
         let wanted = (2 * pool::threads()).div_ceil(self.batch * self.groups);
+        let least = size([few, one]);
         let (channels, slabs) = if pointwise {
             (self.inner, 1)
-        } else if few * one <= 2 * COLUMNS {
+        } else if least <= 2 * COLUMNS {
             ((2 * COLUMNS / one).min(self.inner.div_ceil(wanted)).max(few), 1)
         } else {
-            (few, (few * one).div_ceil(2 * COLUMNS).min(self.geometry.lead()))
+            (few, least.div_ceil(2 * COLUMNS).min(self.geometry.lead()))
         };
         let blocks = self.inner.div_ceil(channels);
         let thick = self.geometry.lead().div_ceil(slabs);
         let most =
             (0..slabs).map(|s| self.geometry.reached(s * thick, (s + 1) * thick).len()).max().unwrap_or(0);
-        let room = if pointwise { 0 } else { channels * self.taps * most };
-        let work = self.batch * self.groups * self.share * depth * self.positions;
+        let room = if pointwise { 0 } else { size([channels, self.taps, most]) };
+        let work = size([self.batch, self.groups, self.share, depth, self.positions]);
         self.share_out::<T>(work, self.batch * self.groups * blocks * slabs, room, &|task, scratch| {
             let (outer, slab) = (task / slabs, task % slabs);
             let (image, first) = (outer / blocks, outer % blocks * channels);
@@ -385,7 +388,7 @@ impl Plan<'_> {
     ) -> Result<(), Error> {
         let threads = pool::threads();
         let lanes = if tasks < threads || work < SMALL { 1 } else { threads };
-        let scratch = self.cx.fresh(Meta::new(T::DTYPE, [lanes * room]))?;
+        let scratch = self.cx.fresh(Meta::new(T::DTYPE, [size([lanes, room])]))?;
         let base = Ptr(scratch.ptr::<T>());
         let next = AtomicUsize::new(0);
         pool::parallel(lanes, &|lane| {
@@ -415,6 +418,11 @@ impl Plan<'_> {
             None => Ok(self.cx.dense(x)?.reshaped(&shape).expect("a row-major view takes any shape")),
         }
     }
+}
+
+/// A product of extents that no value need have: what is too large stays too large.
+fn size<const N: usize>(extents: [usize; N]) -> usize {
+    extents.iter().fold(1, |size: usize, &extent| size.saturating_mul(extent))
 }
 
 /// x with its strides.

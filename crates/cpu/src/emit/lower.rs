@@ -52,7 +52,14 @@ fn ends(pass: &Pass, target: Target) -> Option<(Vec<Store>, Vec<Fold>)> {
     }
     for step in &pass.steps {
         let args = step.args.iter().map(|&a| values.get(a as usize).copied());
-        values.push(applied(&step.call, &args.collect::<Option<Vec<_>>>()?)?);
+        let args = args.collect::<Option<Vec<_>>>()?;
+        // Addresses move by the dtypes of the call.
+        let condition = (step.call.op == Kernel::Select) as usize;
+        let made = applied(&step.call, &args)?;
+        if made.dtype() != step.call.to || args[condition..].iter().any(|x| x.dtype() != step.call.from) {
+            return None;
+        }
+        values.push(made);
     }
     let (mut stores, mut folds) = (Vec::new(), Vec::new());
     for (i, output) in pass.outputs.iter().enumerate() {
@@ -88,6 +95,13 @@ enum Any {
 }
 
 impl Any {
+    fn dtype(self) -> DType {
+        match self {
+            Any::Real(_, dtype) | Any::Whole(_, dtype) => dtype,
+            Any::Truth(_) => DType::Bool,
+        }
+    }
+
     fn value(self) -> Value {
         match self {
             Any::Real(x, _) => x.0,

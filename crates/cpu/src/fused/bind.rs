@@ -11,14 +11,16 @@ use super::program::{Extent, Program, Work};
 use super::schedule::{Schedule, Stored};
 use super::scratch::Scratch;
 use crate::cpu::Context;
+use crate::host::panicked;
 use crate::pool;
 use crate::reduction;
 use crate::stop;
 use crate::view::{View, expanded};
 use kiln_device::Error;
-use kiln_fuse::Handles;
+use kiln_fuse::{Failure, Handles};
 use kiln_ir::{AxisSet, DType, Dims, Id, Meta, Move, Node, Op, Shape, broadcast};
 use smallvec::SmallVec;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Rows shorter than this run in blocks of several.
@@ -63,6 +65,8 @@ pub(super) struct Bound {
     taken: u128,
     names: Vec<Name>,
     puts: Vec<(Id, View)>,
+    /// Operands whose place a result takes.
+    overwritten: SmallVec<[Id; 4]>,
 }
 
 /// A name of a result: the node that gives it, and how the result is read under that name.
@@ -149,7 +153,7 @@ impl Bound {
         if bound.loops.is_empty() || taken != bound.taken {
             bound.make_loops(taken);
             bound.taken = taken;
-            bound.scratch = bound.lay_scratch(plan.parted);
+            bound.scratch = bound.lay_scratch(plan.parted).ok_or_else(unfit)?;
         }
         bound.make_puts(cx, plan.program, nodes)?;
         Ok(bound)
@@ -203,7 +207,8 @@ impl Bound {
             named.extend(extents(&node.op).map(|shape| (i as u32, shape)));
         }
         let inner = plan.program.inner.map(|n| n as usize);
-        if shape.contains(&0) || inner.is_some_and(|n| n > shape.len()) {
+        let large = shape.checked_numel().is_none();
+        if large || shape.contains(&0) || inner.is_some_and(|n| n > shape.len()) {
             return Err(unfit());
         }
         let narrow = Narrow::new(&shape, inner.unwrap_or(0));
@@ -227,6 +232,15 @@ impl Bound {
             loads.push(load);
         }
         let meta = |result: &Stored| Meta { dtype: result.dtype, shape: narrow.shape(result.extent) };
+        // What is made under a name is what its node gives, whatever the program says.
+        let names = names(plan.program, schedule, &narrow, nodes)?;
+        let wanted = super::group::metas(nodes, handles).ok_or_else(unfit)?;
+        for name in &names {
+            let made = Meta { dtype: schedule.results[name.result].dtype, shape: name.shape };
+            if wanted.get(&nodes[name.node as usize].outs[0]) != Some(&made) {
+                return Err(unfit());
+            }
+        }
         Ok(Bound {
             shape,
             grid,
@@ -242,8 +256,9 @@ impl Bound {
             named,
             metas: schedule.results.iter().map(meta).collect(),
             taken: 0,
-            names: names(plan.program, schedule, &narrow, nodes)?,
+            names,
             puts: Vec::new(),
+            overwritten: SmallVec::new(),
             schedule: schedule.clone(),
         })
     }
@@ -321,7 +336,31 @@ impl Bound {
             let shape = [chunks, self.grid.length];
             self.stacks.push(cx.fresh(Meta::new(reduction::wide(stack.dtype), shape))?);
         }
+        self.overwritten = overwritten;
         Ok(taken)
+    }
+
+    /// Runs `run`, which computes this, under a group's name. Once a result may have been written over one of the `dying`
+    /// operands there is no way back: then a panic in it is told as such.
+    pub fn spend(
+        &self,
+        name: &str,
+        dying: &[Id],
+        run: impl FnOnce() -> Result<(), Error>,
+    ) -> Result<(), Failure> {
+        let run = || {
+            let done = run();
+            #[cfg(test)]
+            tests::strike();
+            done
+        };
+        if !self.overwritten.iter().any(|id| dying.contains(id)) {
+            return Ok(run()?);
+        }
+        match catch_unwind(AssertUnwindSafe(run)) {
+            Ok(done) => done.map_err(Failure::Spent),
+            Err(panic) => Err(Failure::Spent(panicked(name, &*panic))),
+        }
     }
 
     /// Makes the views of results under all their names.
@@ -498,10 +537,65 @@ fn names(
 }
 
 /// Whether the numbers that a program takes for zero are.
-pub(super) fn zeros(program: &Program, nodes: &[&Node]) -> Result<(), Error> {
+pub(super) fn zeros(program: &Program, nodes: &[&Node]) -> bool {
     let zero = |&n: &u32| match &nodes[n as usize].op {
         Op::Full { value, .. } => value.to_bytes().iter().all(|&b| b == 0),
         _ => false,
     };
-    if program.zeros.iter().all(zero) { Ok(()) } else { Err(unfit()) }
+    program.zeros.iter().all(zero)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cpu::Cpu;
+    use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Urgency};
+    use kiln_ir::{Id, text};
+    use std::cell::Cell;
+
+    thread_local! {
+        /// The next group that ran panics at its end.
+        static FAULT: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn strike() {
+        assert!(!FAULT.take(), "struck");
+    }
+
+    /// Runs a program whose inputs are the numbers from 1 on, with a panic at the end of its group.
+    fn struck(program: &str, out: u64) -> (Cpu, Result<Vec<f32>, Error>) {
+        let (cpu, program) = (Cpu::start(), text::parse(program).unwrap());
+        for (id, meta) in &program.inputs {
+            let bytes = (1..=meta.shape.numel()).flat_map(|i| (i as f32).to_le_bytes()).collect::<Vec<_>>();
+            cpu.write(*id, Data::new(*meta, Bytes::new(bytes)), Place::Reuse);
+        }
+        FAULT.set(true);
+        let batch = Batch { items: program.items, urgency: Urgency::Now, ..Batch::default() };
+        cpu.submit(batch);
+        assert!(!FAULT.take(), "the group ran");
+        let data = cpu.read(Id(out)).wait();
+        let floats = |data: Data| {
+            data.bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect()
+        };
+        (cpu, data.map(floats))
+    }
+
+    #[test]
+    fn a_group_that_fails_over_its_operands_fails_and_another_runs_unfused() {
+        // The result takes the place of its operand, which ends: computed again it would be of other numbers.
+        let (cpu, y) =
+            struck("a = input f32[4]\nb = neg a\nfree a\nc = square b\nd = add c b\nfree b\nfree c", 3);
+        let error = y.unwrap_err();
+        assert!(matches!(error.root(), Error::Panicked { message, .. } if message == "struck"), "{error}");
+        assert_eq!((cpu.fusion().fallbacks, cpu.failures().len()), (1, 1));
+        assert_eq!(cpu.memory().values, 1);
+        // The operand is still there.
+        let (cpu, y) = struck("a = input f32[4]\nb = neg a\nc = square b\nd = add c b\nfree b\nfree c", 3);
+        assert_eq!(y.unwrap(), [0.0, 2.0, 6.0, 12.0]);
+        assert_eq!((cpu.fusion().fallbacks, cpu.failures().len()), (1, 0));
+        // A product's epilogue over a residual.
+        let text = "x = input f32[96,96]\nr = input f32[96,96]\ny = dot x x transpose=false\nz = add y r\nfree y\nfree r";
+        let (cpu, y) = struck(text, 3);
+        assert!(matches!(y.unwrap_err().root(), Error::Panicked { message, .. } if message == "struck"));
+        assert_eq!((cpu.fusion().fallbacks, cpu.memory().values), (1, 2));
+    }
 }

@@ -79,26 +79,4 @@ impl Fuser<View> for Elementwise {
         let program = Program::new(window, &self.places, None, |_| Extent::Wide);
         Arc::new(Fused::new(self.name(), program, self.arena.clone()))
     }
-
-    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<View>>> {
-        let program = Program::decode(state).filter(|p| p.inner.is_none())?;
-        Some(Arc::new(Fused::new(self.name(), program, self.arena.clone())))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::source;
-    use super::*;
-
-    #[test]
-    fn a_program_is_read_back_as_it_was() {
-        let text = "a = input f32[4]\nn = full shape=[] value=f32:2.0\nb = mul a n\nc = exp b\nd = add b c\nfree b\nfree c";
-        let program = kiln_ir::text::parse(text).unwrap();
-        let metas = kiln_ir::verify(program.clone()).unwrap().metas;
-        let window = Window::new(&program.items, |id| metas.get(&id).copied()).unwrap();
-        let program = Program::new(&window, &[0, 1, 2, 3], None, |_| Extent::Wide);
-        assert_eq!(program.instructions.len(), 3);
-        source::check_form(&program.encode(), &program, Program::decode);
-    }
 }

@@ -7,8 +7,8 @@ use crate::arena::Arena;
 use crate::cpu::Context;
 use crate::view::View;
 use kiln_device::Error;
-use kiln_fuse::{Handles, Optimization};
-use kiln_ir::{DType, Id, Meta, Node, infer};
+use kiln_fuse::{Failure, Handles, Optimization};
+use kiln_ir::{Id, Meta, Node, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::{Arc, OnceLock};
@@ -29,8 +29,8 @@ impl Fused {
 
     fn plan(&self, nodes: &[&Node], handles: &dyn Handles<View>) -> Option<Plan<'_>> {
         let made = || {
-            let dtypes = dtypes(nodes, handles)?;
-            let schedule = |short| schedule(&self.program, nodes, |id| dtypes.get(&id).copied(), short);
+            let metas = metas(nodes, handles)?;
+            let schedule = |short| schedule(&self.program, nodes, |id| Some(metas.get(&id)?.dtype), short);
             Some([Arc::new(schedule(false)?), Arc::new(schedule(true)?)])
         };
         let [long, short] = self.schedules.get_or_init(made).as_ref()?;
@@ -47,26 +47,29 @@ impl Optimization<View> for Fused {
         self.program.nodes as usize
     }
 
-    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<View>) -> Result<(), Error> {
+    /// Numbers that it takes for zero are no part of the structure.
+    fn holds(&self, nodes: &[&Node], _: &dyn Handles<View>) -> bool {
+        zeros(&self.program, nodes)
+    }
+
+    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<View>) -> Result<(), Failure> {
         let cx = Context { arena: &self.arena, place: handles.place() };
         let plan = self.plan(nodes, handles);
         let plan = plan.ok_or_else(|| Error::Unsupported { op: self.name.into(), device: "cpu".into() })?;
-        zeros(&self.program, nodes)?;
         let bound = Bound::new(&cx, &plan, &self.kept, nodes, dying, handles)?;
         let reserved = bound.reserve(&cx)?;
-        bound.run();
+        bound.spend(self.name, dying, || {
+            bound.run();
+            Ok(())
+        })?;
         drop(reserved);
         self.kept.finish(bound, handles);
         Ok(())
     }
-
-    fn state(&self) -> Vec<u8> {
-        self.program.encode()
-    }
 }
 
-/// The dtypes of all operands and results.
-pub(super) fn dtypes(nodes: &[&Node], handles: &dyn Handles<View>) -> Option<FxHashMap<Id, DType>> {
+/// The metas of all operands and results. Nothing if a name stands for two values, or an operation does not fit.
+pub(super) fn metas(nodes: &[&Node], handles: &dyn Handles<View>) -> Option<FxHashMap<Id, Meta>> {
     let mut metas: FxHashMap<Id, Meta> = FxHashMap::default();
     for node in nodes {
         let mut ins: SmallVec<[Meta; 3]> = SmallVec::new();
@@ -78,7 +81,10 @@ pub(super) fn dtypes(nodes: &[&Node], handles: &dyn Handles<View>) -> Option<FxH
             metas.insert(id, meta);
             ins.push(meta);
         }
-        metas.insert(*node.outs.first()?, *infer(&node.op, &ins).ok()?.first()?);
+        let out = *infer(&node.op, &ins).ok()?.first()?;
+        if metas.insert(*node.outs.first()?, out).is_some() {
+            return None;
+        }
     }
-    Some(metas.into_iter().map(|(id, meta)| (id, meta.dtype)).collect())
+    Some(metas)
 }

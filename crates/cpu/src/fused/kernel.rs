@@ -12,7 +12,7 @@ use crate::view::{View, Walk};
 use half::{bf16, f16};
 use kiln_device::Place;
 use kiln_fuse::Handles;
-use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Unary};
+use kiln_ir::{Binary, DType, Domain, Id, Meta, Node, Op, Unary, infer_binary, infer_unary};
 use std::cell::Cell;
 
 /// An elementwise operation with its types.
@@ -33,17 +33,28 @@ pub(crate) enum Kernel {
 }
 
 impl Call {
-    /// The call for a node whose last operand has dtype `from`; nothing if it is not elementwise.
-    pub fn new(node: &Node, from: DType, to: DType) -> Option<Call> {
-        let op = match &node.op {
-            Op::Unary(op) => Kernel::Unary(*op),
-            Op::Binary(op) => Kernel::Binary(*op),
-            // A choice by one bool for all.
-            Op::Select | Op::Commit => Kernel::Select,
-            Op::Cast(_) => Kernel::Cast,
+    /// The call for a node on operands of these dtypes. Nothing if it is not elementwise, or not defined for them: what
+    /// reads and writes by a call relies on `from` being the dtype of every operand and `to` what comes of it.
+    pub fn new(node: &Node, args: &[DType]) -> Option<Call> {
+        let &from = args.last()?;
+        let scalar = Meta::new(from, []);
+        let (op, to) = match (&node.op, args) {
+            (Op::Unary(op), [_]) => (Kernel::Unary(*op), infer_unary(*op, &scalar).ok()?.dtype),
+            (Op::Binary(op), [a, _]) if *a == from => return Call::binary(*op, from),
+            // A commit is a choice by one bool for all.
+            (Op::Select | Op::Commit, [DType::Bool, a, _]) if *a == from => (Kernel::Select, from),
+            (Op::Cast(to), [_]) => (Kernel::Cast, *to),
+            // Elsewhere than at its indices it adds nothing.
+            (Op::Scatter { .. }, [a, _]) if *a == from => return Call::binary(Binary::Add, from),
             _ => return None,
         };
-        Some(Call { op, from, to })
+        (!from.is_quantised() && !to.is_quantised()).then_some(Call { op, from, to })
+    }
+
+    fn binary(op: Binary, from: DType) -> Option<Call> {
+        let scalar = Meta::new(from, []);
+        let to = infer_binary(op, &scalar, &scalar).ok()?.dtype;
+        Some(Call { op: Kernel::Binary(op), from, to })
     }
 }
 

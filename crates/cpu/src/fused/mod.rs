@@ -8,7 +8,6 @@
 
 pub(crate) mod kernel;
 pub(crate) mod pass;
-mod source;
 mod elementwise;
 mod product;
 mod rows;
@@ -32,19 +31,19 @@ use kiln_ir::Id;
 
 /// Bytes that need not be moved when the nodes at `places` run as one; a launch counts as [`LAUNCH`].
 fn saved(window: &Window<'_>, places: &[usize]) -> f64 {
-    let mut saved = LAUNCH * places.len().saturating_sub(1);
+    let mut saved = (LAUNCH * places.len().saturating_sub(1)) as f64;
     let mut read: Vec<Id> = Vec::new();
     for node in places.iter().filter_map(|&at| window.node(at)) {
         for &id in &node.ins {
             let made = window.maker(id).is_some_and(|m| places.binary_search(&m).is_ok());
             if made || read.contains(&id) {
-                saved += window.meta(id).bytes();
+                saved += window.meta(id).bytes() as f64;
             } else {
                 read.push(id);
             }
         }
         let inner = node.outs.iter().filter(|&&id| !window.leaves(id, places));
-        saved += inner.map(|&id| window.meta(id).bytes()).sum::<usize>();
+        saved += inner.map(|&id| window.meta(id).bytes() as f64).sum::<f64>();
     }
-    saved as f64
+    saved
 }

@@ -2,7 +2,7 @@
 //! through them as soon as it is complete, while it is in the cache of the core that computed it.
 
 use super::bind::{Bound, Kept, Mode, Plan};
-use super::group::dtypes;
+use super::group::metas;
 use super::kernel::is_fusible;
 use super::program::{Extent, Program};
 use super::schedule::{Schedule, schedule};
@@ -12,7 +12,7 @@ use crate::gemm::Block;
 use crate::product;
 use crate::view::View;
 use kiln_device::{Bytes, Error, Place};
-use kiln_fuse::{Fuser, Handles, Optimization, Status, Window};
+use kiln_fuse::{Failure, Fuser, Handles, Optimization, Status, Window};
 use kiln_ir::{Id, Node, Op, Shape, infer};
 use smallvec::SmallVec;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -104,11 +104,6 @@ impl Fuser<View> for Product {
         let kept = out.is_some_and(|out| window.leaves(out, &self.places));
         Arc::new(Fused::new(dot as u32, kept, program, self.arena.clone()))
     }
-
-    fn rebuild(&self, state: &[u8]) -> Option<Arc<dyn Optimization<View>>> {
-        let (dot, kept, program) = decode(state)?;
-        Some(Arc::new(Fused::new(dot, kept, program, self.arena.clone())))
-    }
 }
 
 /// A product and the program after it.
@@ -138,16 +133,17 @@ impl Optimization<View> for Fused {
         self.program.nodes as usize + 1
     }
 
-    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<View>) -> Result<(), Error> {
+    fn execute(&self, nodes: &[&Node], dying: &[Id], handles: &mut dyn Handles<View>) -> Result<(), Failure> {
         let cx = Context { arena: &self.arena, place: handles.place() };
         let unfit = || Error::Unsupported { op: "product".into(), device: "cpu".into() };
         let dot = nodes[self.dot as usize];
         let after: SmallVec<[&Node; 128]> =
             nodes.iter().enumerate().filter(|(i, _)| *i != self.dot as usize).map(|(_, &n)| n).collect();
-        let Op::Dot { transpose } = dot.op else { return Err(unfit()) };
+        let Op::Dot { transpose } = dot.op else { return Err(unfit().into()) };
         let get = |id: Id| handles.get(id).cloned().ok_or(Error::UnknownValue(id));
         let (a, b) = (get(dot.ins[0])?, get(dot.ins[1])?);
-        let meta = *infer(&dot.op, &[a.meta(), b.meta()])?.first().ok_or_else(unfit)?;
+        let outs = infer(&dot.op, &[a.meta(), b.meta()]).map_err(Error::Op)?;
+        let meta = *outs.first().ok_or_else(unfit)?;
         // A product that only goes on to a wished place is computed there.
         if let [Node { op: Op::Cast(dtype), outs, .. }] = after[..]
             && (*dtype, self.kept) == (meta.dtype, false)
@@ -162,8 +158,8 @@ impl Optimization<View> for Fused {
         }
         let with = With { handles, id: dot.outs[0], view: cx.fresh(meta)? };
         let made = || {
-            let dtypes = dtypes(&after, &with)?;
-            let schedule = |short| schedule(&self.program, &after, |id| dtypes.get(&id).copied(), short);
+            let metas = metas(&after, &with)?;
+            let schedule = |short| schedule(&self.program, &after, |id| Some(metas.get(&id)?.dtype), short);
             Some([Arc::new(schedule(false)?), Arc::new(schedule(true)?)])
         };
         let schedules = self.schedules.get_or_init(made).as_ref();
@@ -176,20 +172,22 @@ impl Optimization<View> for Fused {
         let plan = Plan { program: &self.program, long, short, parted: true };
         let bound = Bound::new(&cx, &plan, &self.bound, &after, &free, &with)?;
         if bound.shape != meta.shape {
-            return Err(unfit());
+            return Err(unfit().into());
         }
         let _reserved = bound.reserve(&cx)?;
-        if matches!(bound.mode, Mode::Short { .. }) {
-            product::dot_into(transpose, &a, &b, &with.view, &|_| ())?;
-            bound.run();
-        } else {
+        bound.spend("product", dying, || {
+            if matches!(bound.mode, Mode::Short { .. }) {
+                product::dot_into(transpose, &a, &b, &with.view, &|_| ())?;
+                bound.run();
+                return Ok(());
+            }
             let rows = Rows::new(&meta.shape, &bound.results);
             let part = |b: Block| {
                 bound.part(b.i, b.m, b.j, b.n);
                 rows.complete(b);
             };
-            product::dot_into(transpose, &a, &b, &with.view, &part)?;
-        }
+            product::dot_into(transpose, &a, &b, &with.view, &part)
+        })?;
         let With { handles, id, view } = with;
         if self.kept {
             handles.put(id, view);
@@ -197,22 +195,6 @@ impl Optimization<View> for Fused {
         self.bound.finish(bound, handles);
         Ok(())
     }
-
-    fn state(&self) -> Vec<u8> {
-        let mut bytes = self.dot.to_le_bytes().to_vec();
-        bytes.push(self.kept as u8);
-        bytes.extend(self.program.encode());
-        bytes
-    }
-}
-
-/// What [`Fused::state`] wrote, if these bytes are one whose parts fit together.
-fn decode(state: &[u8]) -> Option<(u32, bool, Program)> {
-    let (dot, rest) = state.split_first_chunk::<4>()?;
-    let (&kept, rest) = rest.split_first()?;
-    let (dot, program) = (u32::from_le_bytes(*dot), Program::decode(rest)?);
-    let fits = dot <= program.nodes && kept <= 1 && program.inner == Some(1);
-    fits.then_some((dot, kept == 1, program))
 }
 
 /// Which rows of a product are complete, for those who wished for them in their memory.
@@ -279,6 +261,10 @@ impl Handles<View> for With<'_> {
         self.handles.run(place, node, dying)
     }
 
+    fn fail(&mut self, place: usize, nodes: &[&Node], error: Error) {
+        self.handles.fail(place, nodes, error)
+    }
+
     fn free(&mut self, id: Id) {
         self.handles.free(id)
     }
@@ -294,7 +280,6 @@ impl Handles<View> for With<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::source;
     use super::*;
     use crate::pool;
     use crate::reference::{self, Value};
@@ -302,28 +287,10 @@ mod tests {
     use kiln_ir::{DType, Item};
     use std::collections::HashMap;
 
-    const TEXT: &str = "x = input f32[4,3]\nw = input f32[3,2]\nb = input f32[2]\nn = full shape=[] value=f32:2.0\n\
-        y = dot x w transpose=false\nz = add y b\nu = mul z n\nfree y\nfree z";
-
     fn window<T>(text: &str, f: impl FnOnce(&Window<'_>) -> T) -> T {
         let program = kiln_ir::text::parse(text).unwrap();
         let metas = kiln_ir::verify(program.clone()).unwrap().metas;
         f(&Window::new(&program.items, |id| metas.get(&id).copied()).unwrap())
-    }
-
-    #[test]
-    fn a_product_and_what_follows_are_read_back_as_they_were() {
-        window(TEXT, |window| {
-            let mut fuser = Product::new(Arena::new(None));
-            for at in 0..4 {
-                assert_eq!(fuser.offer(at, window), Status::Open, "{at}");
-            }
-            assert!(fuser.ready());
-            let state = fuser.finish(window).state();
-            let (dot, kept, program) = decode(&state).unwrap();
-            assert_eq!((dot, kept, program.nodes), (1, false, 3));
-            source::check_form(&state, &(dot, kept, program), decode);
-        });
     }
 
     #[test]
@@ -351,6 +318,9 @@ mod tests {
         }
         fn run(&mut self, _: usize, node: &Node, _: &[Id]) {
             panic!("{} is run alone", node.op.name())
+        }
+        fn fail(&mut self, _: usize, _: &[&Node], error: Error) {
+            panic!("{error}")
         }
         fn free(&mut self, id: Id) {
             self.0.remove(&id);

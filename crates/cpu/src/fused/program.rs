@@ -1,11 +1,9 @@
-//! A fused group as instructions in static single assignment: what a fuser makes, and what is saved with a plan.
+//! A fused group as instructions in static single assignment: what a fuser makes.
 //!
 //! It says which node is which and where operands come from, and nothing about types, sizes or numbers: those are read
 //! off the nodes when it runs.
 
-use super::source::{self, Source, int};
 use kiln_fuse::Window;
-use kiln_ir::wire::{Reader, Writer};
 use kiln_ir::{Id, Node, Op};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
@@ -36,6 +34,17 @@ pub(super) struct Instruction {
     pub stored: bool,
     /// Its result is needed under its node's own name, not only in another reading.
     pub named: bool,
+}
+
+/// An operand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Source {
+    /// From memory: operand `1` of node `0`.
+    Load(u32, u32),
+    /// The number that node `0` gives everywhere.
+    Number(u32),
+    /// The result of an instruction.
+    Value(u32),
 }
 
 /// How many elements a value has.
@@ -271,115 +280,9 @@ impl Builder<'_> {
     }
 }
 
-impl Program {
-    pub fn encode(&self) -> Vec<u8> {
-        let mut w = Writer::default();
-        w.int(self.nodes as u64);
-        w.int(self.inner.map_or(0, |n| n as u64 + 1));
-        let pairs = |w: &mut Writer, pairs: &[(u32, u32)]| {
-            w.int(pairs.len() as u64);
-            for &(a, b) in pairs {
-                w.int(a as u64);
-                w.int(b as u64);
-            }
-        };
-        for list in [&self.kept_numbers, &self.zeros] {
-            w.int(list.len() as u64);
-            list.iter().for_each(|&n| w.int(n as u64));
-        }
-        pairs(&mut w, &self.readings);
-        w.int(self.instructions.len() as u64);
-        for i in &self.instructions {
-            w.int(i.node as u64);
-            w.int(i.work as u64 | (i.extent as u64) << 4 | (i.stored as u64) << 8 | (i.named as u64) << 9);
-            source::encode(&i.args, &mut w);
-        }
-        w.int(self.pokes.len() as u64);
-        for p in &self.pokes {
-            [p.value, p.index.0, p.index.1, p.with].into_iter().for_each(|x| w.int(x as u64));
-        }
-        w.bytes
-    }
-
-    /// The program that was encoded, if these bytes are one whose parts all fit together.
-    pub fn decode(bytes: &[u8]) -> Option<Program> {
-        let mut r = Reader::new(bytes);
-        let nodes = int(&mut r)?;
-        let inner = int(&mut r)?.checked_sub(1);
-        let node = |r: &mut Reader<'_>| int(r).filter(|n| *n < nodes);
-        let list = |r: &mut Reader<'_>| -> Option<Vec<u32>> {
-            let count = r.length(1).ok()?;
-            (0..count).map(|_| node(r)).collect()
-        };
-        let (kept_numbers, zeros) = (list(&mut r)?, list(&mut r)?);
-        let count = r.length(2).ok()?;
-        let readings: Vec<(u32, u32)> =
-            (0..count).map(|_| Some((node(&mut r)?, int(&mut r)?))).collect::<Option<_>>()?;
-        let count = r.length(3).ok()?;
-        let mut instructions: Vec<Instruction> = Vec::new();
-        for at in 0..count {
-            let (node, flags) = (node(&mut r)?, int(&mut r)?);
-            let work = *[Work::Map, Work::Fold, Work::Stack, Work::Pick].get(flags as usize & 15)?;
-            let extents = [Extent::Wide, Extent::Kept, Extent::Gone, Extent::ColumnKept, Extent::Column];
-            let extent = *extents.get(flags as usize >> 4 & 15)?;
-            let args = source::decode(&mut r, nodes, at)?;
-            let instruction = Instruction {
-                node,
-                work,
-                extent,
-                args,
-                stored: flags >> 8 & 1 == 1,
-                named: flags >> 9 & 1 == 1,
-            };
-            instructions.push(instruction.fits(&instructions, inner.is_some())?);
-        }
-        let count = r.length(4).ok()?;
-        let value = |r: &mut Reader<'_>| int(r).filter(|v| (*v as usize) < instructions.len());
-        let mut pokes = Vec::new();
-        for _ in 0..count {
-            let (value, index, with) = (value(&mut r)?, (node(&mut r)?, int(&mut r)?), value(&mut r)?);
-            let poked = &instructions[value as usize];
-            if poked.extent != Extent::Wide || !poked.stored || !instructions[with as usize].is_narrow() {
-                return None;
-            }
-            pokes.push(Poke { value, index, with });
-        }
-        let stored = |&(_, v): &(u32, u32)| instructions.get(v as usize).is_some_and(|i| i.stored);
-        let fits = r.is_empty() && readings.iter().all(stored);
-        fits.then_some(Program { nodes, inner, instructions, readings, kept_numbers, pokes, zeros })
-    }
-}
-
 impl Instruction {
     /// Whether it gives one element for each row.
     pub fn is_narrow(&self) -> bool {
         matches!(self.extent, Extent::Kept | Extent::Gone)
-    }
-
-    /// The instruction, if what it does, what it gives and what it takes belong together.
-    fn fits(self, earlier: &[Instruction], rows: bool) -> Option<Instruction> {
-        let is = |source: &Source, test: fn(&Instruction) -> bool| match source {
-            Source::Value(v) => test(&earlier[*v as usize]),
-            Source::Load(..) | Source::Number(_) => true,
-        };
-        let wide = |i: &Instruction| i.extent == Extent::Wide;
-        let loaded = |source: &Source| matches!(source, Source::Load(..));
-        let fits = match (self.work, self.extent) {
-            (Work::Map, Extent::Wide) => {
-                self.args.iter().all(|s| is(s, |i| i.extent == Extent::Wide || i.is_narrow()))
-            }
-            (Work::Map, Extent::Kept | Extent::Gone) => {
-                rows && self.args.iter().all(|s| is(s, Instruction::is_narrow))
-            }
-            (Work::Fold, Extent::Kept | Extent::Gone)
-            | (Work::Stack, Extent::ColumnKept | Extent::Column) => {
-                rows && self.args.len() == 1 && is(&self.args[0], wide)
-            }
-            (Work::Pick, Extent::Kept | Extent::Gone) => {
-                rows && self.args.len() == 2 && self.args.iter().all(loaded)
-            }
-            _ => false,
-        };
-        fits.then_some(self)
     }
 }

@@ -7,8 +7,7 @@
 use super::kernel::{Call, Kernel};
 use super::line::{Draft, Line, Place, Target};
 use super::pass::{Output, Step};
-use super::program::{Extent, Instruction, Program, Work};
-use super::source::Source;
+use super::program::{Extent, Instruction, Program, Source, Work};
 use crate::reduction;
 use kiln_ir::{Binary, DType, Id, Node, Op, ReduceKind, Unary};
 use smallvec::{SmallVec, smallvec};
@@ -171,16 +170,19 @@ impl Builder<'_> {
                 }
             }
         }
-        let made = match i.work {
-            Work::Pick => {
-                let Source::Load(node, arg) = i.args[0] else { return None };
-                dtype(self.nodes[node as usize].ins[arg as usize])?
+        // What is made follows from the operands, as everything does that writes it.
+        let made = match (i.work, &node.op) {
+            (Work::Pick, _) => self.dtype(*i.args.first()?)?,
+            (Work::Map, _) => {
+                let call = self.call(i)?;
+                cost = cost.saturating_add(price(&call));
+                call.to
             }
-            Work::Map | Work::Fold | Work::Stack => dtype(*node.outs.first()?)?,
+            (Work::Fold | Work::Stack, Op::Reduce { kind, .. }) => {
+                self.dtype(*i.args.first()?).filter(|&of| reduction::has_kernel(*kind, of))?
+            }
+            (Work::Fold | Work::Stack, _) => return None,
         };
-        if i.work == Work::Map {
-            cost = cost.saturating_add(price(&self.call(i, made)?));
-        }
         self.types.push(made);
         self.costs.push(cost);
         self.levels.push(level + (i.work == Work::Fold) as usize);
@@ -219,14 +221,10 @@ impl Builder<'_> {
         }
     }
 
-    fn call(&self, i: &Instruction, to: DType) -> Option<Call> {
-        // The last operand decides: the first of a select is its condition.
-        let from = self.dtype(*i.args.last()?)?;
-        let node = self.nodes[i.node as usize];
-        match &node.op {
-            Op::Scatter { .. } => Some(Call { op: Kernel::Binary(Binary::Add), from, to }),
-            _ => Call::new(node, from, to),
-        }
+    fn call(&self, i: &Instruction) -> Option<Call> {
+        let args = i.args.iter().map(|&arg| self.dtype(arg));
+        let args: SmallVec<[DType; 3]> = args.collect::<Option<_>>()?;
+        Call::new(self.nodes[i.node as usize], &args)
     }
 
     /// Results, and the narrow values that are needed beyond their line.
@@ -467,7 +465,7 @@ impl Builder<'_> {
             let extent = if extent == Extent::Wide { extent } else { i.extent };
             let args: Option<SmallVec<[u32; 3]>> =
                 i.args.iter().map(|&source| self.value(line, source, steps, extent)).collect();
-            line.steps.push(Step { call: self.call(i, self.types[v as usize])?, args: args? });
+            line.steps.push(Step { call: self.call(i)?, args: args? });
         }
         Some(())
     }

@@ -88,8 +88,8 @@ impl Bound {
         frame.own.wrapping_add(scratch.tiles[load as usize] - scratch.own)
     }
 
-    /// The scratch that a run needs, or a part of one.
-    pub fn lay_scratch(&self, parted: bool) -> Scratch {
+    /// The scratch that a run needs, or a part of one; nothing if no machine has that much.
+    pub fn lay_scratch(&self, parted: bool) -> Option<Scratch> {
         let length = self.grid.length;
         // How many rows at a time, and how many elements of them.
         let (count, width) = match self.mode {
@@ -98,34 +98,45 @@ impl Bound {
             Mode::Rows { block } => (block, length),
             Mode::Columns { width } => (self.grid.rows, width),
         };
-        let mut total = 0;
+        let mut total = 0usize;
         let mut take = |bytes: usize| {
             let at = total;
-            total += bytes.next_multiple_of(64);
+            // One that is too large is refused where it is taken.
+            total = bytes.checked_next_multiple_of(64).map_or(usize::MAX, |bytes| bytes.saturating_add(at));
             at
         };
         let s = &self.schedule;
         let narrows = s.narrows.iter();
-        let narrows =
-            narrows.map(|(dtype, result)| take(if result.is_some() { 0 } else { count * dtype.size() }));
+        let narrows = narrows.map(|(dtype, result)| {
+            take(if result.is_some() { 0 } else { count.saturating_mul(dtype.size()) })
+        });
         let narrows = narrows.collect();
-        let rows = s.rows.iter().map(|dtype| take(count * length * dtype.size())).collect();
+        let rows = s
+            .rows
+            .iter()
+            .map(|dtype| take(count.saturating_mul(length).saturating_mul(dtype.size())))
+            .collect();
         let own = take(0);
         let gathered =
             |load: &Operand, wide: bool| load.inner == Inner::Gather && load.walk.is_some() == wide;
         let tiles = self.loads.iter();
-        let tiles = tiles.map(|l| take(if gathered(l, true) { width * l.dtype.size() } else { 0 })).collect();
+        let tiles = tiles
+            .map(|l| take(if gathered(l, true) { width.saturating_mul(l.dtype.size()) } else { 0 }))
+            .collect();
         let narrow_loads = self.loads.iter().zip(&s.loads);
         let narrow_loads = narrow_loads.map(|(l, spec)| {
             let narrow = gathered(l, false) && spec.extent != Extent::Wide;
-            take(if narrow { count * l.dtype.size() } else { 0 })
+            take(if narrow { count.saturating_mul(l.dtype.size()) } else { 0 })
         });
         let narrow_loads = narrow_loads.collect();
         let outputs = |level: &Level| level.wide.as_ref().map_or(0, |line| line.outputs.len());
-        let lane_pitch = if s.narrows.is_empty() { 0 } else { width.div_ceil(CHUNK) * LANES * 8 };
-        let lanes = take(lane_pitch * s.levels.iter().map(outputs).max().unwrap_or(0));
+        let lane_pitch =
+            if s.narrows.is_empty() { 0 } else { width.div_ceil(CHUNK).saturating_mul(LANES * 8) };
+        let most = s.levels.iter().map(outputs).max().unwrap_or(0);
+        let lanes = take(lane_pitch.saturating_mul(most));
         let room = self.loops.iter().flatten().flatten().map(|l| l.room()).max().unwrap_or(0);
         let room = take(room);
-        Scratch { narrows, narrow_loads, rows, tiles, lanes, lane_pitch, room, own, total }
+        let fits = total <= isize::MAX as usize / 2;
+        fits.then_some(Scratch { narrows, narrow_loads, rows, tiles, lanes, lane_pitch, room, own, total })
     }
 }

@@ -1,6 +1,7 @@
 //! The half of a session that computes: it verifies every operation before the device sees it, and answers.
 
 use super::moves::Shown;
+use super::names::Names;
 use super::session::{Expose, Quota, Task};
 use crate::protocol::message::{self, Message, Query};
 use crate::protocol::template::Receiver;
@@ -43,6 +44,7 @@ pub struct Executor {
     templates: Receiver,
     /// Dtype and shape of each value, or why there is none.
     values: FxHashMap<Id, Result<Meta, Arc<Error>>>,
+    names: Names,
     bytes: usize,
     quota: Quota,
     operations: u64,
@@ -53,7 +55,7 @@ impl Executor {
     pub fn new(device: Arc<dyn Device>, table: Table, quota: Quota) -> Executor {
         device.limit((quota.bytes != usize::MAX).then_some(quota.bytes));
         let (templates, values) = (Receiver::default(), FxHashMap::default());
-        Executor { device, table, templates, values, bytes: 0, quota, operations: 0 }
+        Executor { device, table, templates, values, names: Names::default(), bytes: 0, quota, operations: 0 }
     }
 
     /// Does a task. An error means that the client does not keep to the protocol: the session ends.
@@ -248,11 +250,15 @@ impl Executor {
         if self.values.len() >= self.quota.values {
             return Err(ProtocolError::Misuse("more values than the quota allows"));
         }
-        self.bytes = self.bytes.saturating_add(value.as_ref().map_or(0, |meta| meta.bytes()));
-        match self.values.insert(id, value) {
-            Some(_) => Err(ProtocolError::Misuse("a value that exists already")),
-            None => Ok(()),
+        if id.is_reserved() {
+            return Err(ProtocolError::Misuse("a name that only the server's device may give"));
         }
+        if !self.names.add(id) {
+            return Err(ProtocolError::Misuse("a name that was used before"));
+        }
+        self.bytes = self.bytes.saturating_add(value.as_ref().map_or(0, |meta| meta.bytes()));
+        self.values.insert(id, value);
+        Ok(())
     }
 
     fn free(&mut self, id: Id) -> Result<bool, ProtocolError> {

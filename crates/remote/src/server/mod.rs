@@ -6,6 +6,7 @@ mod fetch;
 mod http;
 mod listen;
 pub mod moves;
+mod names;
 pub mod registry;
 pub mod schedule;
 mod serve;

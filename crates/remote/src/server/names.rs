@@ -1,0 +1,70 @@
+//! The names that a session has defined, so that none comes twice.
+//!
+//! Names are drawn from a counter, but in blocks, and those of several lanes and devices come mixed: what is kept is which
+//! stretches were used, which soon grow together. A session that is rebuilt elsewhere begins there with none.
+
+use kiln_ir::Id;
+use std::collections::BTreeMap;
+
+/// Stretches that are kept. A client that leaves more gaps may use its oldest names again, which is only untidy: devices bear it.
+const MOST: usize = 1 << 14;
+
+/// Which names were defined.
+#[derive(Default)]
+pub struct Names {
+    /// The first of each stretch, and what comes after its last.
+    used: BTreeMap<u64, u64>,
+}
+
+impl Names {
+    /// Notes a name; no if it was defined before.
+    pub fn add(&mut self, id: Id) -> bool {
+        let id = id.0;
+        let before = self.used.range(..=id).next_back().map(|(&first, &end)| (first, end));
+        let first = match before {
+            Some((_, end)) if id < end => return false,
+            Some((first, end)) if id == end => first,
+            _ => id,
+        };
+        let end = self.used.remove(&id.saturating_add(1)).unwrap_or(id.saturating_add(1));
+        self.used.insert(first, end);
+        if self.used.len() > MOST {
+            self.used.pop_first();
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_several_lanes_come_mixed_and_never_twice() {
+        let mut names = Names::default();
+        // Blocks of two lanes in turn, and one that comes late.
+        for i in 0..1000 {
+            assert!(names.add(Id(i)) && names.add(Id(1 << 16 | i)) && names.add(Id(5 << 16 | i)));
+        }
+        assert!(names.add(Id(3 << 16)));
+        assert_eq!(names.used.len(), 4);
+        for id in [0, 999, 1 << 16, 1 << 16 | 500, 3 << 16, 5 << 16 | 999] {
+            assert!(!names.add(Id(id)), "{id}");
+        }
+        for id in (1000..1 << 16).rev() {
+            assert!(names.add(Id(id)), "{id}");
+        }
+        assert_eq!(names.used.len(), 3);
+        assert!(!names.add(Id(40_000)) && names.add(Id(u64::MAX)) && !names.add(Id(u64::MAX)));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut names = Names::default();
+        for i in 0..2 * MOST as u64 {
+            assert!(names.add(Id(2 * i)));
+        }
+        assert_eq!(names.used.len(), MOST);
+        assert!(!names.add(Id(4 * MOST as u64 - 2)));
+    }
+}
