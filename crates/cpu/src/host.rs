@@ -4,6 +4,7 @@
 //! holds the executor's lock: a thread that waits for an answer runs the queue itself, a background thread runs it
 //! where nobody waits. A failed operation, or one that panics, poisons its results and nothing else.
 
+use crate::floats::standard;
 use crate::lowering;
 use crate::memory::NoMemory;
 use crate::queue::Queue;
@@ -546,14 +547,16 @@ fn failed(op: &str, value: Id, origin: Option<Origin>, cause: Error) -> Arc<Erro
 
 impl<K: Kernels> Help for Shared<K> {
     fn run(&self) {
-        self.queue.run(&mut |executor, work| self.execute(executor, work));
+        standard(|| self.queue.run(&mut |executor, work| self.execute(executor, work)));
     }
 
     fn start(&self) {
         self.background.get_or_init(|| {
             if let Some(shared) = self.this.upgrade() {
                 let thread = std::thread::Builder::new().name("kiln-device".into());
-                let serve = move || shared.queue.serve(&mut |executor, work| shared.execute(executor, work));
+                let serve = move || {
+                    standard(|| shared.queue.serve(&mut |executor, work| shared.execute(executor, work)))
+                };
                 // Without a background thread, whoever waits still runs the queue.
                 let _ = thread.spawn(serve);
             }

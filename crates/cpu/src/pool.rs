@@ -8,7 +8,7 @@
 
 use crate::stop;
 use crate::sync::thread::{self, Thread};
-use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, spin_until};
+use crate::sync::{AtomicBool, AtomicU64, AtomicUsize, Condvar, Mutex, MutexGuard, spin_until, standard};
 use std::any::Any;
 use std::cell::UnsafeCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -190,7 +190,7 @@ impl Pool {
             let worker = Arc::new(Worker { thread: OnceLock::new(), parked: AtomicBool::new(false), index });
             let own = worker.clone();
             let name = format!("kiln-{}", index + 1);
-            match thread::Builder::new().name(name).spawn(move || self.serve(&own)) {
+            match thread::Builder::new().name(name).spawn(move || standard(|| self.serve(&own))) {
                 Ok(handle) => worker.thread.get_or_init(|| handle.thread().clone()),
                 Err(_) => return,
             };

@@ -5,6 +5,8 @@ pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use std::thread;
 
+pub(crate) use crate::floats::standard;
+
 use std::time::{Duration, Instant};
 
 /// The longest anyone spins before giving the core back.

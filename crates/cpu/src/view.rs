@@ -8,6 +8,7 @@ use kiln_device::{Bytes, Host, Room};
 use kiln_ir::{DType, Dims, MAX_RANK, Meta, Shape};
 use smallvec::SmallVec;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 /// A value: some elements of a buffer, in some order.
 #[derive(Clone)]
@@ -38,7 +39,12 @@ impl From<Arc<Buffer>> for Held {
 impl Held {
     /// Whether this is the only view of it and it may be written.
     pub fn is_sole(&self) -> bool {
-        Arc::strong_count(self) == 1 && !self.is_lent()
+        let sole = Arc::strong_count(self) == 1 && !self.is_lent();
+        if sole {
+            // The count is read relaxed: what another thread read before it let go came before what is written now.
+            fence(Ordering::Acquire);
+        }
+        sole
     }
 
     /// The buffer, for somebody who reads it.

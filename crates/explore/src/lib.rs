@@ -16,6 +16,11 @@ mod sync {
     pub(crate) use shuttle::sync::{Condvar, Mutex, MutexGuard};
     pub(crate) use shuttle::thread;
 
+    /// Nothing is computed here.
+    pub(crate) fn standard<T>(f: impl FnOnce() -> T) -> T {
+        f()
+    }
+
     /// Time does not pass here: after a few turns of the others, spinning is over.
     pub(crate) fn spin_until(ready: impl Fn() -> bool) -> bool {
         for _ in 0..2 {

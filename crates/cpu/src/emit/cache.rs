@@ -25,30 +25,43 @@ struct Entry {
     used: u64,
 }
 
-/// The compiled pass.
+/// The compiled pass. Compiling is done outside of the lock: who meets a new pass keeps nobody else waiting, and where two
+/// meet the same one, both compile it and the first stays.
 pub(super) fn find(pass: &Pass, target: Target) -> Option<Arc<Code>> {
     static CACHE: OnceLock<Mutex<Cache>> = OnceLock::new();
     let cache = CACHE.get_or_init(Mutex::default);
-    let mut cache = cache.lock().unwrap_or_else(|e| e.into_inner());
-    cache.clock += 1;
-    let clock = cache.clock;
+    let lock = || cache.lock().unwrap_or_else(|e| e.into_inner());
     let key = (pass.clone(), target);
-    if let Some(entry) = cache.known.get_mut(&key) {
-        entry.used = clock;
-        return entry.code.clone();
+    if let Some(known) = lock().get(&key) {
+        return known;
     }
     let code = Code::new(pass, target).map(Arc::new);
-    // A page is the least that code takes; the key takes a little too.
-    let bytes = code.as_ref().map_or(512, |code| code.bytes.next_multiple_of(4096));
-    cache.bytes += bytes;
-    cache.known.insert(key, Entry { code: code.clone(), bytes, used: clock });
-    if cache.bytes > CAPACITY {
-        cache.shrink();
+    let mut cache = lock();
+    match cache.get(&key) {
+        Some(known) => known,
+        None => cache.keep(key, code),
     }
-    code
 }
 
 impl Cache {
+    fn get(&mut self, key: &(Pass, Target)) -> Option<Option<Arc<Code>>> {
+        self.clock += 1;
+        let entry = self.known.get_mut(key)?;
+        entry.used = self.clock;
+        Some(entry.code.clone())
+    }
+
+    fn keep(&mut self, key: (Pass, Target), code: Option<Arc<Code>>) -> Option<Arc<Code>> {
+        // A page is the least that code takes; the key takes a little too.
+        let bytes = code.as_ref().map_or(512, |code| code.bytes.next_multiple_of(4096));
+        self.bytes += bytes;
+        self.known.insert(key, Entry { code: code.clone(), bytes, used: self.clock });
+        if self.bytes > CAPACITY {
+            self.shrink();
+        }
+        code
+    }
+
     /// Forgets the half that was not used for longest.
     fn shrink(&mut self) {
         let mut times: Vec<u64> = self.known.values().map(|entry| entry.used).collect();
