@@ -48,8 +48,8 @@ fn kernels_end_soon_after_the_device_is_stopped() {
         "a = full shape=[1048576,16777216] value=f32:1.0\nb = exp a\nc = sum b axes=[1] keep=false\nfree b",
         // Products: skinny, and with a long K.
         "a = full shape=[1,8796093022208] value=f32:1.0\nb = full shape=[8796093022208,1] value=f32:1.0\nc = dot a b transpose=false",
-        "a = full shape=[64,1099511627776] value=f32:1.0\nb = full shape=[1099511627776,64] value=f32:1.0\nc = dot a b transpose=false",
-        "a = full shape=[64,1099511627776] value=i32:1\nb = full shape=[1099511627776,64] value=i32:1\nc = dot a b transpose=false",
+        "a = full shape=[32,1099511627776] value=f32:1.0\nb = full shape=[1099511627776,32] value=f32:1.0\nc = dot a b transpose=false",
+        "a = full shape=[32,1099511627776] value=i32:1\nb = full shape=[1099511627776,32] value=i32:1\nc = dot a b transpose=false",
     ] {
         let took = stopped(Cpu::start(), program);
         assert!(took < SOON, "{took:?} after stopping {program}");
