@@ -350,3 +350,82 @@ fn another_server_stands_in() {
     assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
     assert_eq!((remote.stats().replayed, second.sessions()), (1, 1));
 }
+
+/// A file with a token, as `kiln serve` leaves one.
+fn token_file(token: &str) -> std::path::PathBuf {
+    let path = std::env::temp_dir().join(format!("kiln-faults-{}-{token}", std::process::id()));
+    std::fs::write(&path, format!("{token}\n")).unwrap();
+    path
+}
+
+/// What `kiln serve` tells people to open.
+fn pasted(url: String, token: &str) -> String {
+    format!("{url}?token-file={}", token_file(token).display())
+}
+
+fn guarded(token: &str) -> Serving {
+    Serving::start(Options { token: Some(token.into()), ..Options::default() })
+}
+
+#[test]
+fn another_server_stands_in_with_a_token_and_device_of_its_own() {
+    let (first, wrong, second) = (guarded("alpha"), guarded("beta"), guarded("gamma"));
+    let urls = [
+        pasted(first.url(), "alpha"),
+        pasted(wrong.url(), "no-beta"),
+        pasted(format!("{}/reference", second.url()), "gamma"),
+    ];
+    let remote = open(&urls.join(","), PATIENCE).unwrap();
+    let device = program::handle(remote.clone());
+    let x = kiln::Tensor::from_vec(vec![1.5f32, -2.0], [2], &device) * 3.0;
+    assert_eq!(x.to_vec::<f32>().unwrap(), [4.5, -6.0]);
+    assert_eq!((first.sessions(), wrong.sessions(), second.sessions()), (1, 0, 0));
+    let (lost, stands) = (first.url(), second.url());
+    drop(first);
+    assert_eq!(x.to_vec::<f32>().unwrap(), [4.5, -6.0]);
+    assert_eq!((remote.stats().replayed, wrong.sessions(), second.sessions()), (1, 0, 1));
+    assert!(kiln_device::Device::info(&*remote).name.contains("reference"));
+    let events = remote.events();
+    let told = |start: &str, word: &str| events.iter().any(|e| e.starts_with(start) && e.contains(word));
+    assert!(told(&lost, "is lost") && told(&stands, "stands in for"), "{events:?}");
+}
+
+#[test]
+fn a_wrong_token_at_one_server_does_not_keep_the_client_from_the_others() {
+    let (first, wrong) = (guarded("alpha"), guarded("beta"));
+    let proxy = Proxy::start(first.address());
+    // Nothing is kept for recovery: only the session itself will do.
+    let home = pasted(proxy.url(""), "alpha") + "&recover=0";
+    let remote = open(&format!("{home},{}", pasted(wrong.url(), "no-beta")), PATIENCE).unwrap();
+    let device = program::handle(remote.clone());
+    let x = kiln::Tensor::from_vec(vec![1.5f32, -2.0], [2], &device) * 3.0;
+    device.sync().unwrap();
+    proxy.refuse(true);
+    proxy.cut_all();
+    let asked = |s: &Serving| s.log().iter().any(|line| line.contains("Refused"));
+    assert!(wrong.until(PATIENCE, asked), "the other server was asked: {:?}", wrong.log());
+    proxy.refuse(false);
+    assert_eq!(x.to_vec::<f32>().unwrap(), [4.5, -6.0]);
+    let stats = remote.stats();
+    assert_eq!((stats.resumed, stats.replayed, first.sessions()), (1, 0, 1), "{stats:?}");
+    let events = remote.events();
+    assert!(events.iter().any(|e| e.contains("is back")), "{events:?}");
+}
+
+#[test]
+fn what_every_server_refuses_is_told_with_every_reason() {
+    let (first, second) = (guarded("alpha"), guarded("beta"));
+    let refused = |url: &str| match open(url, PATIENCE).map(drop) {
+        Err(kiln::Error::Refused { reason, .. }) => reason,
+        other => panic!("{other:?}"),
+    };
+    let reason = refused(&format!("{},{}", pasted(first.url(), "wrong"), second.url()));
+    let parts = [first.url(), "the token is wrong; ".into(), second.url(), "none was given".into()];
+    assert!(parts.iter().all(|part| reason.contains(part.as_str())), "{reason}");
+    let reason = refused(&first.url());
+    assert!(reason.contains("?token-file=FILE") && reason.contains("KILN_TOKEN"), "{reason}");
+    // A file that is not there is told at once, not when the server is needed.
+    let missing = format!("{},{}?token-file=/no/such", pasted(first.url(), "alpha"), second.url());
+    assert!(matches!(open(&missing, PATIENCE).map(drop), Err(kiln::Error::File { .. })));
+    assert_eq!((first.sessions(), second.sessions()), (0, 0));
+}

@@ -6,6 +6,8 @@ mod conform;
 mod demo;
 mod devices;
 mod flight;
+// It ends ranks with their launcher and gives each its cores by calls that Linux alone has.
+#[cfg(target_os = "linux")]
 mod launch;
 mod replay;
 mod serve;
@@ -13,6 +15,7 @@ mod train;
 mod watch;
 
 use clap::{Parser, Subcommand};
+use std::io::Write;
 use std::process::ExitCode;
 
 /// Deep learning in Rust: one tensor program, run anywhere.
@@ -36,6 +39,7 @@ enum Command {
     /// Show the devices of this machine, or of a server.
     Devices(devices::Args),
     /// Start a program as several ranks of one job.
+    #[cfg(target_os = "linux")]
     Launch(launch::Args),
     /// Say which rank of a failed job is to blame, from the records that its ranks left.
     Flight(flight::Args),
@@ -51,12 +55,16 @@ enum Command {
 
 fn main() -> ExitCode {
     end_when_unread();
+    if log::set_logger(&Warnings).is_ok() {
+        log::set_max_level(log::LevelFilter::Warn);
+    }
     let done = match Cli::parse().command {
         Command::Train(args) => train::run(args),
         Command::Conform(args) => conform::run(args),
         Command::Replay(args) => replay::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Devices(args) => devices::run(args),
+        #[cfg(target_os = "linux")]
         Command::Launch(args) => launch::run(args),
         Command::Flight(args) => flight::run(args),
         Command::Demo(args) => demo::run(args),
@@ -69,17 +77,38 @@ fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("kiln: {error}");
+            // Some of it may be what a server says: it must not steer the terminal.
+            let steers = |c: &char| c.is_control() && !matches!(c, '\n' | '\t');
+            let text: String = error.to_string().chars().filter(|c| !steers(c)).collect();
+            let _ = writeln!(std::io::stderr(), "kiln: {text}");
             ExitCode::FAILURE
         }
     }
+}
+
+/// Warnings, such as that a server is lost, go to standard error.
+struct Warnings;
+
+impl log::Log for Warnings {
+    fn enabled(&self, metadata: &log::Metadata<'_>) -> bool {
+        metadata.level() <= log::Level::Warn && metadata.target().starts_with("kiln")
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if self.enabled(record.metadata()) {
+            // Nobody may read it any more.
+            let _ = writeln!(std::io::stderr(), "kiln: warning: {}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
 }
 
 /// The device named on the command line, else the default one.
 fn open(address: Option<&str>) -> Result<kiln::Device, kiln::Error> {
     match address {
         Some(address) => kiln::Device::open(address),
-        None => Ok(kiln::Device::default()),
+        None => kiln::Device::try_default(),
     }
 }
 
@@ -90,7 +119,8 @@ fn end_when_unread() {
     std::panic::set_hook(Box::new(move |panic| {
         let unread = |text: &str| text.starts_with("failed printing to std") && text.contains("Broken pipe");
         if panic.payload().downcast_ref::<String>().is_some_and(|text| unread(text)) {
-            std::process::exit(128 + libc::SIGPIPE);
+            // As SIGPIPE would.
+            std::process::exit(128 + 13);
         }
         usual(panic)
     }));

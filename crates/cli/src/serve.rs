@@ -163,7 +163,12 @@ async fn serve(args: Args, output: &Log) -> Result<ExitCode, Box<dyn Error>> {
     let server = Server::new(registry, move |event| drop(lines.try_send(Line::Told(log(event, json)))));
     let bound = Listen { tcp, unix: unix.clone(), tls }.bind().await?;
     let option = token_file.map(|path| format!("?token-file={}", path.display())).unwrap_or_default();
-    let urls: Vec<String> = (bound.addresses().iter().map(|a| format!("{scheme}://{a}{option}")))
+    // A client does not send its token in clear to another machine unless it is told to.
+    let clear = |a: &SocketAddr| match scheme == "kiln" && !option.is_empty() && !a.ip().is_loopback() {
+        true => "&clear=1",
+        false => "",
+    };
+    let urls: Vec<String> = (bound.addresses().iter().map(|a| format!("{scheme}://{a}{option}{}", clear(a))))
         .chain(unix.iter().map(|path| format!("unix:{}", path.display())))
         .collect();
     for url in &urls {

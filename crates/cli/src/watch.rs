@@ -58,9 +58,9 @@ pub fn top(args: Args) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A text that moves no cursor.
-fn plain(text: &str) -> String {
-    text.replace(|c: char| c.is_control(), "?")
+/// A text of the server, which any of its clients may have chosen.
+fn shown(text: &Value) -> String {
+    kiln::remote::protocol::plain(text.as_str().unwrap_or("?"))
 }
 
 /// Sessions as lines; rates since `before`, or since the session began.
@@ -73,10 +73,10 @@ fn table(status: &Value, before: Option<&Value>) -> String {
     let span = before.map(|b| number(status, "seconds") - number(b, "seconds"));
     let mut text = format!(
         "kiln {} · up {:.0} s · {} sessions, {} since the start{}\n{:<18}{:<24}{:>9}{:>12}{:>12}{:>8}{:>8}{:>12}\n",
-        plain(status["version"].as_str().unwrap_or("?")),
+        shown(&status["version"]),
         number(status, "seconds"),
         sessions(status).len(),
-        status["opened"],
+        number(status, "opened"),
         if status["draining"] == true { " · draining" } else { "" },
         "session",
         "program",
@@ -99,8 +99,8 @@ fn table(status: &Value, before: Option<&Value>) -> String {
         let held = |key: &str| session[key].as_u64().map_or("…".into(), |n| n.to_string());
         text.push_str(&format!(
             "{:<18}{:<24}{:>9}{:>12}{:>12.0}{:>7.0}%{:>8}{:>10.1}/s{}\n",
-            plain(session["session"].as_str().unwrap_or("?")),
-            plain(session["program"].as_str().unwrap_or("?")),
+            shown(&session["session"]),
+            shown(&session["program"]),
             held("values"),
             held("bytes"),
             rate("operations"),
@@ -111,4 +111,21 @@ fn table(status: &Value, before: Option<&Value>) -> String {
         ));
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clients_call_themselves_does_not_steer_the_terminal() {
+        let name = "evil\x1b]0;title\x07\x1b[2J\nfake 1 2 3\u{9b}31m";
+        let session =
+            serde_json::json!({ "session": "s1", "program": name, "connected": true, "seconds": 1.0 });
+        let status =
+            serde_json::json!({ "version": "1\x1b[H", "seconds": 1.0, "sessions": [session], "opened": 1 });
+        let text = table(&status, None);
+        assert!(text.contains("evil") && text.lines().count() == 3, "{text:?}");
+        assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    }
 }

@@ -55,6 +55,10 @@ macro_rules! handed_on {
             self.inner.events()
         }
 
+        fn ended(&self) -> Option<$crate::Error> {
+            self.inner.ended()
+        }
+
         fn close(&self) {
             let _ = self.flush();
             self.inner.close();

@@ -2,7 +2,7 @@
 
 use crate::Origin;
 use kiln_ir::math::DivideError;
-use kiln_ir::{DType, Id, OpError};
+use kiln_ir::{DType, Id, Meta, OpError};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +60,16 @@ pub enum Error {
     Disconnected { peer: String, reason: String },
     #[error("{peer} refuses: {reason}")]
     Refused { peer: String, reason: String },
+    #[error(
+        "the token would go to {peer} unencrypted: use kilns:// or wss://, or permit it by clear=1 in the address"
+    )]
+    ClearToken { peer: String },
+    #[error("{device} was closed")]
+    Closed { device: String },
+    #[error("{peer} gave {got} for {value}, which is {want}")]
+    OtherValue { peer: String, value: Id, want: Meta, got: Meta },
+    #[error("{op}: it takes {bytes} bytes to say what it is to do, and a server takes {most}")]
+    TooLong { op: String, bytes: usize, most: usize },
     #[error("{peer} computes with {got}, but the session was begun with {want}")]
     NumericsDiffer { peer: String, want: String, got: String },
     #[error("{peer} gave other bits for {value} when its history was run again")]

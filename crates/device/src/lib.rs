@@ -61,6 +61,12 @@ pub trait Device: Send + Sync + 'static {
     /// The content of a value as of now in the stream: the place is taken here, not when the answer is waited for.
     fn read(&self, id: Id) -> Pending<Data>;
 
+    /// Like [`Device::read`], for a caller who knows what the value is: another one is an error. Devices of this process
+    /// do not err.
+    fn read_as(&self, id: Id, _meta: Meta) -> Pending<Data> {
+        self.read(id)
+    }
+
     /// An answer once everything before this call has been executed.
     fn sync(&self) -> Pending<()>;
 
@@ -134,7 +140,7 @@ pub trait Device: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Stopped`]. Local
+    /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Closed`]. Local
     /// devices have nothing open.
     fn close(&self) {}
 
@@ -143,6 +149,11 @@ pub trait Device: Send + Sync + 'static {
     /// another one computes. A device is not used again afterwards.
     fn stop(&self) {
         self.close();
+    }
+
+    /// Why it will never compute again, if so: it was closed, or what it stands for is lost.
+    fn ended(&self) -> Option<Error> {
+        None
     }
 
     /// Brings whatever a decorator holds to its file. Devices hold nothing.

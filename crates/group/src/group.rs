@@ -10,7 +10,10 @@ pub use promise::Promise;
 
 use crate::buffer::{Buffer, Pool};
 use crate::call::{Call, Op, Reduce, Signature};
-use crate::engine::{Engine, Place, SMALL, Traffic, Wait, local, shm};
+#[cfg(target_os = "linux")]
+use crate::engine::shm;
+use crate::engine::{Engine, Place, SMALL, Traffic, Wait, local};
+#[cfg(target_os = "linux")]
 use crate::join::{self, Hello};
 use crate::memory::{self, Region};
 use crate::recorder::{Dump, Recorder, State};
@@ -156,6 +159,23 @@ impl Group {
         if at.world == 1 {
             return Ok(Group::local(1, config)?.remove(0));
         }
+        #[cfg(target_os = "linux")]
+        return Group::join_world(at, identity, config, layout);
+        #[cfg(not(target_os = "linux"))]
+        {
+            let _ = (identity, layout);
+            let reason = "ranks are processes only on Linux; here they are threads: Group::local".into();
+            Err(Error::Environment { variable: "KILN_ENGINE".into(), reason })
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn join_world(
+        at: &Rendezvous,
+        identity: Identity,
+        config: Config,
+        layout: Layout,
+    ) -> Result<Group, Error> {
         let hello = Hello { rank: at.rank, world: at.world, shards: layout.shards(), identity };
         match at.engine.as_deref() {
             None | Some("shm") if at.local_world == at.world => {

@@ -22,8 +22,12 @@ mod recorder;
 pub mod flight;
 
 mod rendezvous;
+// Processes meet and share memory by what Linux alone has: memfd with seals, futexes, abstract sockets, pidfds. Threads of
+// a process work anywhere.
 #[cfg(target_os = "linux")]
 mod join;
+#[cfg(all(feature = "mpi", not(target_os = "linux")))]
+compile_error!("the feature `mpi` has been written for Linux, where its ranks are told apart and watched");
 
 pub use buffer::{Buffer, Range};
 pub use call::{Call, Op, Reduce, Signature};

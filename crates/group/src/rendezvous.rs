@@ -99,7 +99,7 @@ impl Rendezvous {
             return Err(Error::Environment { variable: "KILN_JOB".into(), reason });
         } else {
             // Ranks of one job on one machine are children of one launcher.
-            format!("parent-{}", std::os::unix::process::parent_id())
+            parent()?
         };
         Ok(Some(Rendezvous {
             rank,
@@ -111,6 +111,19 @@ impl Rendezvous {
             engine: get("KILN_ENGINE"),
         }))
     }
+}
+
+/// A name for the children of one launcher.
+#[cfg(unix)]
+fn parent() -> Result<String, Error> {
+    Ok(format!("parent-{}", std::os::unix::process::parent_id()))
+}
+
+/// Elsewhere a process is not told who has started it.
+#[cfg(not(unix))]
+fn parent() -> Result<String, Error> {
+    let reason = "is not set: it names the job that the ranks belong to".into();
+    Err(Error::Environment { variable: "KILN_JOB".into(), reason })
 }
 
 /// The variables of a launcher.

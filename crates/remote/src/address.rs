@@ -1,13 +1,17 @@
 //! Addresses of servers: `kiln://host:port/device`, `kilns://`, `ws://`, `wss://`, `unix:/path`.
 //!
-//! Options stand behind a question mark: `token-file=FILE`, `ca=FILE`, `device=NAME` (for `unix:`), `compress=1`,
-//! `recover=0`. They are no part of a device's identity and are never shown.
+//! Options stand behind a question mark: `token-file=FILE`, `clear=1`, `ca=FILE`, `device=NAME` (for `unix:`),
+//! `compress=1`, `recover=0`. They are no part of a device's identity and are never shown. Each address of a list has its
+//! own.
 
 use kiln_device::Error;
 use std::path::PathBuf;
 
 /// The port where a server listens if none is named.
 pub const PORT: u16 = 7717;
+
+/// What may stand behind a question mark.
+const KNOWN: &str = "options are token-file, clear, ca, device, compress and recover";
 
 /// How a server is reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -63,6 +67,8 @@ pub struct Options {
     pub token_file: Option<PathBuf>,
     /// The certificates that vouch for the server, in PEM.
     pub ca: Option<PathBuf>,
+    /// Send the token unencrypted to another machine.
+    pub clear: bool,
     /// Compress what is sent.
     pub compress: bool,
     /// Do not keep what recovery needs.
@@ -132,12 +138,17 @@ impl Address {
         for option in query.split('&').filter(|o| !o.is_empty()) {
             let (key, value) = option.split_once('=').unwrap_or((option, "1"));
             match key {
+                "clear" => address.options.clear = value != "0",
                 "token-file" => address.options.token_file = Some(value.into()),
                 "ca" => address.options.ca = Some(value.into()),
                 "device" => address.device = value.to_ascii_lowercase(),
                 "compress" => address.options.compress = value != "0",
                 "recover" => address.options.no_recovery = value == "0",
-                _ => return Err(bad("options are token-file, ca, device, compress and recover")),
+                // Without a value it may be a secret that somebody has put there.
+                _ if !option.contains('=') => {
+                    return Err(bad(&format!("one of its options is none; {KNOWN}")));
+                }
+                key => return Err(bad(&format!("`{}` is no option; {KNOWN}", key.escape_debug()))),
             }
         }
         Ok(address)
@@ -157,15 +168,24 @@ impl Address {
         }
     }
 
-    /// The token: what the named file holds, else `KILN_TOKEN`, else nothing.
+    /// The token: what the named file holds, else `KILN_TOKEN`, else nothing. One that anybody on the way could read is
+    /// an error, unless the address permits it.
     pub fn token(&self) -> Result<Vec<u8>, Error> {
-        match &self.options.token_file {
-            Some(path) => match std::fs::read_to_string(path) {
-                Ok(text) => Ok(text.trim().into()),
-                Err(e) => Err(Error::File { path: path.display().to_string(), message: e.to_string() }),
-            },
-            None => Ok(std::env::var("KILN_TOKEN").unwrap_or_default().trim().into()),
+        let token = match &self.options.token_file {
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|e| Error::File { path: path.display().to_string(), message: e.to_string() })?,
+            None => std::env::var("KILN_TOKEN").unwrap_or_default(),
+        };
+        let token = token.trim();
+        if !token.is_empty() && !self.is_private() && !self.options.clear {
+            return Err(Error::ClearToken { peer: self.to_string() });
         }
+        Ok(token.into())
+    }
+
+    /// Whether nobody can read along: it is encrypted, or stays on this machine.
+    fn is_private(&self) -> bool {
+        self.scheme.is_tls() || self.scheme == Scheme::Unix || crate::transport::is_loopback(&self.host)
     }
 }
 
@@ -231,5 +251,38 @@ mod tests {
         assert!(!error.to_string().contains("secret"), "{error}");
         let address = Address::parse("kiln://h?token-file=/secret/place").unwrap();
         assert!(!format!("{address} {address:?}").contains("secret"));
+        let error = Address::parse("kiln://h?tokenfile=/secret/place").unwrap_err().to_string();
+        assert!(error.contains("`tokenfile` is no option") && error.contains("token-file"), "{error}");
+        assert!(!error.contains("secret"), "{error}");
+        let error = Address::parse("kiln://h?sesame").unwrap_err().to_string();
+        assert!(!error.contains("sesame") && error.contains("token-file"), "{error}");
+    }
+
+    #[test]
+    fn a_token_goes_in_clear_only_where_it_is_told_to() {
+        let file = std::env::temp_dir().join(format!("kiln-address-{}", std::process::id()));
+        std::fs::write(&file, "sesame\n").unwrap();
+        let token = |url: &str, option: &str| {
+            Address::parse(&format!("{url}?token-file={}{option}", file.display())).unwrap().token()
+        };
+        for url in ["kiln://192.0.2.7", "ws://far.example", "kiln://[2001:db8::1]:9"] {
+            let error = token(url, "").unwrap_err();
+            assert!(matches!(&error, Error::ClearToken { peer } if peer.starts_with(url)), "{error}");
+            let text = error.to_string();
+            assert!(
+                text.contains("kilns://") && text.contains("clear=1") && !text.contains("sesame"),
+                "{text}"
+            );
+            assert_eq!(token(url, "&clear=1").unwrap(), b"sesame");
+            assert!(token(url, "&clear=0").is_err());
+        }
+        for url in
+            ["kilns://192.0.2.7", "wss://far.example", "kiln://127.0.0.1:9", "ws://localhost", "unix:/s"]
+        {
+            assert_eq!(token(url, "").unwrap(), b"sesame", "{url}");
+        }
+        std::fs::remove_file(&file).unwrap();
+        // Nothing that could be read along.
+        assert_eq!(Address::parse("kiln://192.0.2.7").unwrap().token().unwrap(), b"");
     }
 }

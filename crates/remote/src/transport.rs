@@ -65,6 +65,11 @@ impl Gather {
         self.short.is_empty() && self.outs.is_empty()
     }
 
+    /// Reads what is not in memory yet, to be done before writing.
+    pub fn load(&mut self) -> io::Result<()> {
+        self.outs.iter_mut().try_for_each(Out::load)
+    }
+
     /// Writes everything. Checksums are computed here.
     pub async fn write(&mut self, to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
         for out in self.outs.drain(..) {

@@ -4,7 +4,7 @@
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Data, Device, Pending, Place, Urgency, pending};
 use kiln_ir::{Id, Item, Meta, Node, Op, text::parse_op};
-use kiln_remote::client::core::{Config, Core, Step, bytes, control};
+use kiln_remote::client::core::{Config, Core, Login, Step, bytes, control};
 use kiln_remote::client::moves::Errand;
 use kiln_remote::client::spill::store;
 use kiln_remote::protocol::frame::Decoder;
@@ -54,11 +54,7 @@ fn server(seed: u64) -> Registry {
 fn client() -> Core {
     Core::new(Config {
         peer: "simulated".into(),
-        device: String::new(),
-        token: b"token".to_vec(),
         program: "simulation".into(),
-        recover: true,
-        compress: false,
         most_lineage: 1 << 30,
         // Now and then a snapshot goes to a file.
         most_snapshot: 150,
@@ -67,6 +63,10 @@ fn client() -> Core {
         replay_bytes: 4096,
         any_numerics: false,
     })
+}
+
+fn login() -> Login {
+    Login { device: String::new(), token: b"token".to_vec(), recover: true, compress: false }
 }
 
 /// One direction of a connection: bytes on their way.
@@ -146,7 +146,7 @@ impl World {
         }
         let Some(mut connection) = self.connection.take() else {
             let mut connection = Connection::default();
-            connection.up.put(&self.core.hello(false));
+            connection.up.put(&self.core.hello(&login(), false));
             self.connection = Some(connection);
             return;
         };
@@ -181,7 +181,7 @@ impl World {
     /// Moves some bytes each way. False if the connection ends.
     fn pump(&mut self, c: &mut Connection) -> bool {
         while let Some(out) = self.core.next() {
-            c.up.put(&bytes(&out));
+            c.up.put(&bytes(out).unwrap());
         }
         let soon = self.random.chance(3);
         let mut controls = Vec::new();
@@ -216,7 +216,7 @@ impl World {
         {
             let mut half = client.session();
             while let Some(out) = half.next() {
-                c.down.put(&bytes(&out));
+                c.down.put(&bytes(out).unwrap());
             }
             for notice in half.notices(self.random.chance(3)) {
                 let (kind, body) = Message::encode(&notice);
@@ -228,10 +228,11 @@ impl World {
         while let Some(frame) = c.at_client.next().unwrap() {
             match self.core.receive(&frame).unwrap() {
                 Step::Going | Step::Opened(_) => {}
+                Step::Unfit(error) => panic!("one kind of server: {error}"),
                 Step::Refused(_) => {
                     // The session is gone: a new one is opened and rebuilt.
                     let mut fresh = Connection::default();
-                    fresh.up.put(&self.core.hello(true));
+                    fresh.up.put(&self.core.hello(&login(), true));
                     *c = fresh;
                     return true;
                 }
@@ -308,7 +309,7 @@ fn run(seed: u64, faults: bool) -> (u64, u64, u64, kiln_remote::client::core::St
             _ if !live.is_empty() => {
                 let id = live[random.below(live.len() as u64) as usize];
                 let (promise, answer) = pending(None);
-                world.core.read(id, promise);
+                world.core.read(id, Some(meta), promise);
                 reads.push((answer, local.read(id)));
             }
             _ => {}

@@ -4,13 +4,17 @@ use crate::lane::{self, PlaceScope};
 use crate::news::News;
 use kiln_device::{DeviceInfo, Error, Locality, Memory, Pending, Place, Profile, Record};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
 
-/// Names a device for the life of the process.
+/// Names a device for the life of the process: the same address always has the same id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct DeviceId(pub u32);
 
 /// A place where tensors live and are computed. Cheap to clone; equal handles mean the same device.
+///
+/// A device on a server ends when it is closed, or when no server was to be had for a minute: what is asked of it then
+/// fails with the reason. Opened again, the address gives a device with the same id that works, and that is not equal to
+/// the one that has ended: tensors and handles of before stay with that, and fail.
 #[derive(Clone)]
 pub struct Device(Arc<Entry>);
 
@@ -27,7 +31,64 @@ struct Entry {
     news: Mutex<News>,
 }
 
-static DEVICES: Mutex<Vec<Device>> = Mutex::new(Vec::new());
+/// What this process has opened.
+struct Devices {
+    /// Each at the place of its id.
+    all: Vec<Device>,
+    opening: Vec<Arc<Opening>>,
+}
+
+/// A device that a thread is opening, which may take seconds; others that want it wait for the outcome.
+struct Opening {
+    address: String,
+    outcome: Mutex<Option<Result<Device, Error>>>,
+    done: Condvar,
+}
+
+/// Held for a look only: nothing is opened, asked or waited for under it.
+static DEVICES: Mutex<Devices> = Mutex::new(Devices { all: Vec::new(), opening: Vec::new() });
+
+fn devices() -> MutexGuard<'static, Devices> {
+    DEVICES.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+impl Devices {
+    fn find(&self, address: &str) -> Option<&Device> {
+        self.all.iter().find(|device| device.0.address == address)
+    }
+
+    /// Makes a device known, in the place of one that has ended if there is one.
+    fn add(&mut self, address: String, driver: Arc<dyn kiln_device::Device>) -> Device {
+        let eager = AtomicBool::new(flag("KILN_EAGER"));
+        let before = self.find(&address).map(|device| device.id());
+        let id = before.unwrap_or(DeviceId(self.all.len() as u32));
+        let (runs_all, orphans, news) = (driver.supports_all(), Mutex::default(), Mutex::default());
+        let device = Device(Arc::new(Entry { id, address, driver, eager, runs_all, orphans, news }));
+        match self.all.get_mut(id.0 as usize) {
+            Some(ended) => *ended = device.clone(),
+            None => self.all.push(device.clone()),
+        }
+        device
+    }
+}
+
+/// The thread that opens a device: tells those that wait for it, whatever happens.
+struct Opener(Arc<Opening>);
+
+impl Opener {
+    fn tell(&self, outcome: Result<Device, Error>) {
+        self.0.outcome.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(outcome);
+        self.0.done.notify_all();
+    }
+}
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        devices().opening.retain(|opening| !Arc::ptr_eq(opening, &self.0));
+        // If it was told already, this changes nothing.
+        self.tell(Err(Error::Stopped));
+    }
+}
 
 /// How many logical CPU devices one process can open.
 const CPUS: u32 = 64;
@@ -47,7 +108,8 @@ impl Device {
 
     /// Opens the device at `address`: `cpu`, `cpu:1`, `reference`, or one on a server: `kiln://host:port/device`,
     /// `kilns://`, `ws://`, `wss://`, `unix:/path`, and `remote` for [`Device::remote`]. Further servers after commas
-    /// stand in for the first. The same address gives the same device.
+    /// stand in for the first. The same address gives the same device, until that has ended. Other devices can be opened
+    /// while one is still connecting.
     pub fn open(address: &str) -> Result<Device, Error> {
         let named = std::env::var("KILN_REMOTE_ADDRESS").ok().filter(|a| !a.is_empty());
         let text = match address.trim() {
@@ -55,19 +117,35 @@ impl Device {
             address => address,
         };
         let address = canonical(text)?;
-        let mut devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner());
-        if let Some(device) = devices.iter().find(|d| d.0.address == address) {
-            return Ok(device.clone());
-        }
-        let driver: Arc<dyn kiln_device::Device> = match address.as_str() {
-            "reference" => Arc::new(kiln_cpu::Reference::start()),
-            #[cfg(feature = "remote")]
-            remote if kiln_remote::Address::is_remote(remote) => {
-                Arc::new(kiln_remote::Remote::open(kiln_remote::Address::parse_all(text)?)?)
+        let opening = loop {
+            let known = devices().find(&address).cloned();
+            if let Some(device) = known.as_ref().filter(|device| !device.has_ended()) {
+                return Ok(device.clone());
             }
-            _ => Arc::new(kiln_cpu::Cpu::start()),
+            let mut devices = devices();
+            if devices.find(&address) != known.as_ref() {
+                continue;
+            }
+            if let Some(opening) = devices.opening.iter().find(|opening| opening.address == address) {
+                break Err(opening.clone());
+            }
+            let (outcome, done) = (Mutex::new(None), Condvar::new());
+            let opening = Arc::new(Opening { address: address.clone(), outcome, done });
+            devices.opening.push(opening.clone());
+            break Ok(Opener(opening));
         };
-        Ok(Device::add(&mut devices, address, driver))
+        match opening {
+            Ok(opener) => {
+                let opened = start(&address, text).map(|driver| devices().add(address, driver));
+                opener.tell(opened.clone());
+                opened
+            }
+            Err(opening) => {
+                let outcome = opening.outcome.lock().unwrap_or_else(|e| e.into_inner());
+                let outcome = opening.done.wait_while(outcome, |outcome| outcome.is_none());
+                outcome.unwrap_or_else(|e| e.into_inner()).clone().unwrap_or(Err(Error::Stopped))
+            }
+        }
     }
 
     /// The server that `KILN_REMOTE_ADDRESS` names, else the one on this machine.
@@ -78,20 +156,11 @@ impl Device {
 
     /// Makes a device of the user's own known under `address`, which must be new.
     pub fn wrap(address: &str, driver: Arc<dyn kiln_device::Device>) -> Result<Device, Error> {
-        let mut devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner());
-        if devices.iter().any(|d| d.0.address == address) || canonical(address).is_ok() {
+        let mut devices = devices();
+        if devices.find(address).is_some() || canonical(address).is_ok() {
             return Err(Error::Address { address: address.into(), reason: "it is taken".into() });
         }
-        Ok(Device::add(&mut devices, address.into(), driver))
-    }
-
-    fn add(devices: &mut Vec<Device>, address: String, driver: Arc<dyn kiln_device::Device>) -> Device {
-        let eager = AtomicBool::new(flag("KILN_EAGER"));
-        let id = DeviceId(devices.len() as u32);
-        let (runs_all, orphans, news) = (driver.supports_all(), Mutex::default(), Mutex::default());
-        let device = Device(Arc::new(Entry { id, address, driver, eager, runs_all, orphans, news }));
-        devices.push(device.clone());
-        device
+        Ok(devices.add(address.into(), driver))
     }
 
     /// The same device with every submission written to a file that `kiln replay` runs again.
@@ -108,23 +177,22 @@ impl Device {
     }
 
     fn decorate(driver: Arc<dyn kiln_device::Device>, address: &str) -> Result<Device, Error> {
-        let mut devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner());
         let kind = driver.info().name;
         let kind = kind.split('<').next().unwrap_or("").to_string();
-        let address = format!("{kind}<{address}>#{}", devices.len());
-        Ok(Device::add(&mut devices, address, driver))
+        let mut devices = devices();
+        let address = format!("{kind}<{address}>#{}", devices.all.len());
+        Ok(devices.add(address, driver))
     }
 
     /// The device with this id.
     pub fn by_id(id: DeviceId) -> Result<Device, Error> {
-        let devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner());
-        devices.get(id.0 as usize).cloned().ok_or(Error::UnknownDevice(id.0))
+        devices().all.get(id.0 as usize).cloned().ok_or(Error::UnknownDevice(id.0))
     }
 
     /// The local devices that can be opened, and every device that has been.
     pub fn list() -> Vec<Device> {
         let _ = (Device::open("cpu"), Device::open("reference"));
-        DEVICES.lock().unwrap_or_else(|e| e.into_inner()).clone()
+        devices().all.clone()
     }
 
     /// Its id: the same for the same address, for the life of the process.
@@ -213,7 +281,9 @@ impl Device {
     }
 
     /// What happened since this was last asked that nobody waited for, in words: lost servers that were replaced,
-    /// moves that had to take the long way, steps that were skipped ([`crate::NonFinite::Skip`]).
+    /// moves that had to take the long way, steps that were skipped ([`crate::NonFinite::Skip`]). What servers have to do
+    /// with it goes to the program's logger too, as warnings of `kiln::remote` (crate `log`); without a logger, a line on
+    /// standard error says when a server is lost, and when it is back.
     pub fn events(&self) -> Vec<String> {
         let mut events = self.0.driver.events();
         events.extend(self.skipped());
@@ -221,14 +291,15 @@ impl Device {
     }
 
     /// Ends the session with a server, which frees everything there at once instead of at the end of its lease. What
-    /// is asked of the device afterwards fails with [`Error::Stopped`]. Local devices stay as they are.
+    /// is asked of the device afterwards fails with [`Error::Closed`], until it is opened again. Local devices stay as
+    /// they are. The end of the process ends sessions too.
     pub fn close(&self) {
         self.0.driver.close();
     }
 
-    /// Closes all devices that this process has opened: for the end of a program.
+    /// Closes all devices that this process has opened.
     pub fn close_all() {
-        let devices = DEVICES.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        let devices = devices().all.clone();
         devices.iter().for_each(Device::close);
     }
 
@@ -251,6 +322,11 @@ impl Device {
         &self.0.news
     }
 
+    /// Whether it has been closed or is lost for good.
+    fn has_ended(&self) -> bool {
+        self.0.driver.ended().is_some()
+    }
+
     pub(crate) fn is_eager(&self) -> bool {
         self.0.eager.load(Ordering::Relaxed)
     }
@@ -269,26 +345,70 @@ impl Device {
 /// around it.
 ///
 /// # Panics
-/// If one of these variables names something that cannot be opened.
+/// If one of these variables names something that cannot be opened. [`Device::try_default`] gives an error instead.
 impl Default for Device {
+    #[track_caller]
     fn default() -> Device {
-        static DEFAULT: LazyLock<Device> = LazyLock::new(|| {
-            let text = |name: &str| std::env::var(name).ok().filter(|s| !s.is_empty());
-            let open = || -> Result<Device, Error> {
-                let mut device = Device::open(text("KILN_DEVICE").as_deref().unwrap_or("cpu"))?;
-                if let Some(path) = text("KILN_PROFILE") {
-                    device = device.profiled(Some(path.into()))?.0;
-                }
-                if let Some(path) = text("KILN_RECORD") {
-                    device = device.recorded(path)?;
-                }
-                Ok(device)
-            };
-            open().unwrap_or_else(|e| panic!("the default device cannot be opened: {e}"))
-        });
-        DEFAULT.clone()
+        // Not in a closure, which would panic at its own line instead of the caller's.
+        match Device::try_default() {
+            Ok(device) => device,
+            Err(e) => panic!("the default device cannot be opened: {e}"),
+        }
     }
 }
+
+impl Device {
+    /// The default device, or why there is none: see its [`Default`].
+    pub fn try_default() -> Result<Device, Error> {
+        static DEFAULT: Mutex<Option<Device>> = Mutex::new(None);
+        let text = |name: &str| std::env::var(name).ok().filter(|s| !s.is_empty());
+        let mut default = DEFAULT.lock().unwrap_or_else(|e| e.into_inner());
+        let decorated = text("KILN_PROFILE").is_some() || text("KILN_RECORD").is_some();
+        if let Some(device) = &*default
+            // The file of a decorator is not begun again.
+            && (decorated || !device.has_ended())
+        {
+            return Ok(device.clone());
+        }
+        let named = text("KILN_DEVICE");
+        let mut device = Device::open(named.as_deref().unwrap_or("cpu")).map_err(|error| match error {
+            // Its options are not repeated.
+            Error::Address { address, reason } if named.is_some() => {
+                Error::Address { address: format!("KILN_DEVICE={address}"), reason }
+            }
+            error => error,
+        })?;
+        if let Some(path) = text("KILN_PROFILE") {
+            device = device.profiled(Some(path.into()))?.0;
+        }
+        if let Some(path) = text("KILN_RECORD") {
+            device = device.recorded(path)?;
+        }
+        Ok(default.insert(device).clone())
+    }
+}
+
+/// What computes for the device at an address, which also was spelled as `text`.
+fn start(address: &str, text: &str) -> Result<Arc<dyn kiln_device::Device>, Error> {
+    Ok(match address {
+        "reference" => Arc::new(kiln_cpu::Reference::start()),
+        #[cfg(feature = "remote")]
+        remote if kiln_remote::Address::is_remote(remote) => {
+            Arc::new(kiln_remote::Remote::open(kiln_remote::Address::parse_all(text)?)?)
+        }
+        _ => {
+            let _ = text;
+            Arc::new(kiln_cpu::Cpu::start())
+        }
+    })
+}
+
+/// What can be opened.
+#[cfg(feature = "remote")]
+const KNOWN: &str =
+    "known are cpu, cpu:N, reference, remote, kiln://HOST:PORT, kilns://, ws://, wss:// and unix:PATH";
+#[cfg(not(feature = "remote"))]
+const KNOWN: &str = "known are cpu, cpu:N and reference; this build has no remote devices";
 
 /// The one spelling of an address.
 fn canonical(address: &str) -> Result<String, Error> {
@@ -304,7 +424,7 @@ fn canonical(address: &str) -> Result<String, Error> {
         text => match text.strip_prefix("cpu:").map(str::parse::<u32>) {
             Some(Ok(n)) if n < CPUS => Ok(format!("cpu:{n}")),
             Some(_) => Err(bad("a CPU device has a number below 64")),
-            None => Err(bad("known are `cpu`, `cpu:N` and `reference`")),
+            None => Err(bad(KNOWN)),
         },
     }
 }
@@ -315,7 +435,7 @@ pub(crate) fn flag(name: &str) -> bool {
 
 impl PartialEq for Device {
     fn eq(&self, other: &Device) -> bool {
-        self.0.id == other.0.id
+        Arc::ptr_eq(&self.0, &other.0)
     }
 }
 

@@ -27,7 +27,7 @@ impl Tensor {
     /// The content for machinery that has its own way to tell of failures: see [`crate::Device::told`].
     pub fn content(&self) -> Pending<Data> {
         lane::seal_for(&self.value);
-        self.value.device().driver().read(self.value.id)
+        self.value.device().driver().read_as(self.value.id, self.value.meta)
     }
 
     /// The same values under a new name, computed in that host memory if the device can, see

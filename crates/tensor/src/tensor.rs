@@ -122,6 +122,9 @@ fn common<'a>(name: &str, ins: &[&'a Tensor]) -> &'a Device {
     let elsewhere =
         |t: &&&Tensor| !std::ptr::eq(t.value.lane, first.value.lane) && t.value.device() != device;
     if let Some(other) = ins.iter().find(elsewhere) {
+        if other.value.device().id() == device.id() {
+            panic!("{name}: operands of before and after {device} was opened again");
+        }
         panic!("{name}: operands on different devices, {} and {}", device, other.value.device());
     }
     device

@@ -4,7 +4,7 @@ use crate::raw::hello;
 use kiln_device::{Batch, Bytes, Data, Error, Place, pending};
 use kiln_ir::wire::Table;
 use kiln_ir::{DType, Id, Meta, text};
-use kiln_remote::client::core::{Config, Core, bytes, control};
+use kiln_remote::client::core::{Config, Core, Login, bytes, control};
 use kiln_remote::protocol::frame::Decoder;
 use kiln_remote::protocol::greeting::{Purpose, Refusal, Welcome};
 use kiln_remote::protocol::message::{Message, Query, kind};
@@ -35,11 +35,7 @@ type Sent = (u64, u8, Vec<u8>, Vec<u8>);
 fn conversation() -> Vec<Sent> {
     let mut core = Core::new(Config {
         peer: "seed".into(),
-        device: String::new(),
-        token: Vec::new(),
         program: "seed".into(),
-        recover: false,
-        compress: false,
         most_lineage: 1 << 20,
         most_snapshot: 1 << 20,
         most_stored: 0,
@@ -47,7 +43,8 @@ fn conversation() -> Vec<Sent> {
         replay_bytes: usize::MAX,
         any_numerics: false,
     });
-    let _ = core.hello(false);
+    let login = Login { device: String::new(), token: Vec::new(), recover: false, compress: false };
+    let _ = core.hello(&login, false);
     let mut greeting = Decoder::default();
     greeting.feed(&control(kind::WELCOME, &welcome().encode()));
     if let Ok(Some(frame)) = greeting.next() {
@@ -74,12 +71,12 @@ fn conversation() -> Vec<Sent> {
         }
     }
     core.submit(Batch { items: program, ..Batch::default() });
-    core.read(Id(5), pending(None).0);
+    core.read(Id(5), None, pending(None).0);
     core.sync(pending(None).0);
     core.query(Query::Memory, pending(None).0);
     let mut sent = Vec::new();
     while let Some(out) = core.next() {
-        let whole = bytes(&out);
+        let whole = bytes(out).expect("it is in memory");
         let mut seq = [0; 8];
         seq.copy_from_slice(&whole[8..16]);
         sent.push((u64::from_le_bytes(seq), whole[16], whole[17..].to_vec(), whole.clone()));

@@ -250,12 +250,12 @@ pub fn run<R: Recipe>(recipe: &R, args: &Args) -> Result<ExitCode, Box<dyn Error
 fn devices(args: &Args, place: Option<&Rendezvous>) -> Result<Vec<Device>, kiln::Error> {
     if let Some(place) = place {
         let own = args.device.get(place.rank % args.device.len().max(1));
-        return Ok(vec![own.map_or_else(|| Ok(Device::default()), |address| Device::open(address))?]);
+        return Ok(vec![own.map_or_else(Device::try_default, |address| Device::open(address))?]);
     }
     match (args.workers, args.device.is_empty()) {
         (Some(workers), _) => (0..workers.max(1)).map(|i| Device::open(&format!("cpu:{i}"))).collect(),
         (None, false) => args.device.iter().map(|address| Device::open(address)).collect(),
-        (None, true) => Ok(vec![Device::default()]),
+        (None, true) => Ok(vec![Device::try_default()?]),
     }
 }
 

@@ -14,6 +14,7 @@ pub use request::Answer;
 use super::faults::{self, Faults};
 use super::journal::{Entry, Held, Journal};
 use super::moves::{Errand, Move, Reach};
+use super::spill::Spilled;
 use crate::protocol::frame;
 use crate::protocol::greeting::Refusal;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
@@ -21,28 +22,33 @@ use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise};
 use kiln_ir::wire::Table;
-use kiln_ir::{Id, Item, Op};
+use kiln_ir::{Id, Item, Meta, Op};
 use request::{Request, refused};
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a client is told.
-#[derive(Clone, Debug)]
-pub struct Config {
-    /// The server, as errors name it.
-    pub peer: String,
+/// What a client says to one server, and how it behaves there. Each server of a list has its own.
+#[derive(Clone)]
+pub struct Login {
     /// The device on it; empty for its first.
     pub device: String,
     /// Proves that the client may connect.
     pub token: Vec<u8>,
-    /// What the server's people see.
-    pub program: String,
     /// Keep what is needed to go on after the server is lost.
     pub recover: bool,
     /// Compress what is sent, if the server can take it.
     pub compress: bool,
+}
+
+/// What a client is told.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// The servers, as errors name them.
+    pub peer: String,
+    /// What the server's people see.
+    pub program: String,
     /// The most bytes kept in memory for recovery, snapshot included.
     pub most_lineage: usize,
     /// Bytes of snapshots beyond which their values go to files.
@@ -87,8 +93,19 @@ pub enum Step {
     Opened(bool),
     /// The server does not take the connection.
     Refused(Refusal),
+    /// The server took the connection, but cannot go on with what was begun elsewhere.
+    Unfit(Error),
     /// The server asks to go elsewhere.
     Leave,
+}
+
+/// Something that people should know though nobody waited for it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct News {
+    /// What happened.
+    pub text: String,
+    /// It is told even where a program has no logger.
+    pub loud: bool,
 }
 
 struct Session {
@@ -114,6 +131,8 @@ struct Sent {
 pub struct Core {
     config: Config,
     table: Table,
+    /// Of the last hello: whether to keep what recovery needs, and to compress.
+    greeted: (bool, bool),
     session: Option<Session>,
     /// Whether the current connection is welcome.
     open: bool,
@@ -142,7 +161,10 @@ pub struct Core {
     settle: bool,
     failed: Option<Error>,
     events: Vec<String>,
+    /// Events that have not been logged yet.
+    news: Vec<News>,
     stats: Stats,
+    progress: u64,
     /// Where the journal stood after the last operation whose results cannot be had by running it again.
     impure: u64,
 }
@@ -150,18 +172,15 @@ pub struct Core {
 impl Core {
     /// A client that has not connected yet.
     pub fn new(config: Config) -> Core {
-        let mut journal = Journal::default();
-        if !config.recover {
-            journal.abandon("recovery is switched off");
-        }
         Core {
             config,
             table: Table::local(),
+            greeted: (true, false),
             session: None,
             open: false,
             link: Link::default(),
             sender: Sender::default(),
-            journal,
+            journal: Journal::default(),
             requests: FxHashMap::default(),
             next_request: 1,
             next_transfer: 1,
@@ -180,7 +199,9 @@ impl Core {
             settle: false,
             failed: None,
             events: Vec::new(),
+            news: Vec::new(),
             stats: Stats::default(),
+            progress: 0,
             impure: 0,
         }
     }
@@ -208,12 +229,8 @@ impl Core {
         }
         // A frame has a limit, and so has what a server keeps for one template.
         let batch = Arc::new(batch);
-        for items in batch.items.chunks(MOST_ITEMS) {
-            let split = template::split(&self.table, items, batch.place);
-            let structure = self.journal.structure(&split.structure);
-            let entry = Entry::Batch { structure, bindings: split.bindings.into() };
-            self.transmit(&entry);
-            self.journal.push(entry);
+        for (at, items) in batch.items.chunks(MOST_ITEMS).enumerate() {
+            self.part(&batch, at * MOST_ITEMS, items);
         }
         if !pure {
             if self.journal.is_kept() && self.journal.covers(self.impure) {
@@ -229,6 +246,38 @@ impl Core {
         self.bound();
     }
 
+    /// Sends items of a batch, those from place `at`, in as many frames as it takes.
+    fn part(&mut self, batch: &Batch, at: usize, items: &[Item]) {
+        let split = template::split(&self.table, items, batch.place);
+        let bytes = split.structure.len() + BINDING * split.bindings.len() + FIELDS;
+        if bytes <= frame::MOST {
+            let structure = self.journal.structure(&split.structure);
+            let entry = Entry::Batch { structure, bindings: split.bindings.into() };
+            self.transmit(&entry);
+            self.journal.push(entry);
+        } else if items.len() > 1 {
+            let (first, rest) = items.split_at(items.len() / 2);
+            self.part(batch, at, first);
+            self.part(batch, at + first.len(), rest);
+        } else if let [Item::Run(node)] = items {
+            // Its results fail by themselves; nothing else does.
+            let op = node.op.name().to_string();
+            let cause = Arc::new(Error::TooLong { op: op.clone(), bytes, most: frame::MOST });
+            for &id in &node.outs {
+                let error = Error::Failed { op: op.clone(), value: id, origin: None, cause: cause.clone() };
+                if let Some(&origin) = batch.origins.get(at) {
+                    self.faults.note(id, origin);
+                }
+                if self.failures.len() < faults::MOST {
+                    self.failures.push(self.faults.located(error.clone()));
+                }
+                let entry = Entry::Poison { id, error };
+                self.transmit(&entry);
+                self.journal.push(entry);
+            }
+        }
+    }
+
     /// A value from host data.
     pub fn write(&mut self, id: Id, data: Data, place: Place) {
         if self.failed.is_some() {
@@ -241,9 +290,9 @@ impl Core {
         self.bound();
     }
 
-    /// Asks for a value.
-    pub fn read(&mut self, id: Id, promise: Promise<Data>) {
-        if let Some(request) = self.ask(Request::Read(promise, None)) {
+    /// Asks for a value, and for no other than one like `want`.
+    pub fn read(&mut self, id: Id, want: Option<Meta>, promise: Promise<Data>) {
+        if let Some(request) = self.ask(Request::Read(promise, None, want.map(|meta| (id, meta)))) {
             let entry = Entry::Read { request, id, digest: None };
             self.transmit(&entry);
             self.journal.push(entry);
@@ -321,6 +370,11 @@ impl Core {
                 self.task(fetch, false);
                 self.fetching.insert(transfer, (self.tasks, moved.clone()));
             }
+            // An older server does not know the value, which is an error too.
+            Entry::Poison { id, error } if self.can_poison() => {
+                self.task(Message::Poison { id: *id, error: error.clone() }, false)
+            }
+            Entry::Poison { .. } => {}
             Entry::Read { request, id, .. } => {
                 self.task(Message::Read { request: *request, id: *id, background: false }, false)
             }
@@ -328,6 +382,16 @@ impl Core {
             Entry::Query { request, query } => {
                 self.task(Message::Query { request: *request, query: *query }, false)
             }
+        }
+    }
+
+    /// Sends a value that is in a file.
+    fn upload_stored(&mut self, id: Id, spilled: &Spilled, place: Place) {
+        let transfer = self.next_transfer;
+        self.next_transfer += 1;
+        self.task(Message::Upload { transfer, id, meta: spilled.meta, place }, false);
+        for (kind, body) in message::stored_pieces(transfer, &spilled.part) {
+            self.link.send(Lane::Normal, kind, body);
         }
     }
 
@@ -364,7 +428,7 @@ impl Core {
     }
 
     /// Values of a snapshot were written to a file, or could not be.
-    pub fn stored(&mut self, outcome: std::io::Result<Vec<(Id, Data)>>) {
+    pub fn stored(&mut self, outcome: std::io::Result<Vec<(Id, Spilled)>>) {
         match outcome {
             Ok(values) => values.into_iter().for_each(|(id, stored)| self.journal.stored(id, stored)),
             Err(e) => {
@@ -438,7 +502,9 @@ impl Core {
         if self.failed.is_some() {
             return;
         }
-        self.event(format!("the device has failed: {error}"));
+        if self.session.is_some() && !matches!(error, Error::Closed { .. }) {
+            self.tell(format!("the device has failed: {error}"), true);
+        }
         self.open = false;
         self.link = Link::default();
         self.journal.abandon("the device has failed");
@@ -472,9 +538,23 @@ impl Core {
         std::mem::take(&mut self.events)
     }
 
+    /// What happened since this was last asked, for the log.
+    pub fn news(&mut self) -> Vec<News> {
+        std::mem::take(&mut self.news)
+    }
+
     fn event(&mut self, text: String) {
+        self.tell(text, false);
+    }
+
+    /// Notes something that people should know.
+    pub fn tell(&mut self, text: String, loud: bool) {
+        // Nobody need ever ask for events; news are told soon.
         if self.events.len() < faults::MOST {
-            self.events.push(text);
+            self.events.push(text.clone());
+        }
+        if self.news.len() < faults::MOST {
+            self.news.push(News { text, loud });
         }
     }
 
@@ -486,6 +566,11 @@ impl Core {
     /// Tasks that are not known to be executed.
     pub fn unexecuted(&self) -> u64 {
         if self.failed.is_some() { 0 } else { self.tasks - self.executed.min(self.tasks) }
+    }
+
+    /// Frames that the servers have taken or sent so far: it grows where a connection is good for something.
+    pub fn progress(&self) -> u64 {
+        self.progress
     }
 
     /// The device, once there is a session.
@@ -529,6 +614,9 @@ const SNAPSHOT_RATE: u64 = 1000;
 const SNAPSHOT_SHARE: u64 = 100;
 /// Items of one batch on the wire.
 const MOST_ITEMS: usize = 4096;
+/// Bytes that a difference of bindings takes at most, and the fields before the structure.
+const BINDING: usize = 14;
+const FIELDS: usize = 64;
 /// Batches whose origins are remembered.
 const MOST_SENT: usize = 1024;
 
@@ -538,9 +626,10 @@ pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
 }
 
 /// The bytes of a frame, for transports that send one buffer.
-pub fn bytes(out: &Out) -> Vec<u8> {
-    let Body { fields, data } = &out.body;
-    [&out.head()[..], fields, data.as_deref().unwrap_or(&[])].concat()
+pub fn bytes(mut out: Out) -> std::io::Result<Vec<u8>> {
+    out.load()?;
+    let Body { fields, data, .. } = &out.body;
+    Ok([&out.head()[..], fields, data.as_deref().unwrap_or(&[])].concat())
 }
 
 impl std::fmt::Debug for Core {

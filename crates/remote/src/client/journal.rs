@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::moves::Move;
+use super::spill::Spilled;
 use crate::protocol::message::Query;
 
 /// One thing that was asked of the server, in the order of the stream.
@@ -22,6 +23,8 @@ pub enum Entry {
     Upload { id: Id, data: Data, place: Place },
     /// A value fetched from another server, where it is kept so that it can be fetched again.
     Fetched(Arc<Move>),
+    /// A value that no server was ever asked for: no frame could say how it is computed.
+    Poison { id: Id, error: Error },
     /// A read; of an answered one, the checksum of what it gave.
     Read { request: u64, id: Id, digest: Option<u32> },
     /// A sync. Syncs and questions are asked again only while they are open.
@@ -76,7 +79,7 @@ pub enum Kept {
     /// Its content, and where it lives.
     Data(Data, Place),
     /// The same in a file.
-    Stored(Data, Place),
+    Stored(Spilled, Place),
     /// It was never computed, for this reason.
     Failed(Error),
 }
@@ -90,7 +93,7 @@ impl Kept {
     }
 
     fn stored(&self) -> usize {
-        if let Kept::Stored(data, _) = self { data.bytes.len() } else { 0 }
+        if let Kept::Stored(spilled, _) = self { spilled.part.len } else { 0 }
     }
 }
 
@@ -293,7 +296,7 @@ impl Journal {
     }
 
     /// A value has been written to a file.
-    pub fn stored(&mut self, id: Id, stored: Data) {
+    pub fn stored(&mut self, id: Id, stored: Spilled) {
         self.storing.remove(&id);
         if let Some((_, data)) = self.live.get_mut(&id) {
             *data = None;

@@ -2,6 +2,7 @@
 
 pub mod core;
 mod drive;
+mod exit;
 pub mod faults;
 pub mod journal;
 pub mod moves;

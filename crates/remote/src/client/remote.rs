@@ -1,7 +1,8 @@
 //! The device at the other end: a session kept alive by a task on the IO thread.
 
-use super::core::{Config, Core, Stats};
+use super::core::{Config, Core, Login, News, Stats};
 use super::drive::drive;
+use super::exit;
 use super::faults::Faults;
 use super::moves::{Errand, Move, Reach, Source};
 use super::spill;
@@ -12,7 +13,8 @@ use kiln_device::{
 };
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::sync::Notify;
@@ -46,16 +48,26 @@ pub struct Remote {
     shared: Arc<Shared>,
 }
 
+/// A server that may have the session, and what it is told.
+pub(super) struct Server {
+    pub address: Address,
+    pub login: Login,
+}
+
 /// What the device and the task that keeps it connected share.
 pub(super) struct Shared {
     core: Mutex<Core>,
-    pub addresses: Vec<Address>,
+    pub servers: Vec<Server>,
     pub patience: Patience,
     /// There is something to send.
     pub wake: Notify,
     /// There is room, or news.
     pub room: Condvar,
     closed: AtomicBool,
+    /// The server has the client's ear now.
+    connected: AtomicBool,
+    /// Which server has, or had, the session.
+    home: AtomicUsize,
     /// Nothing keeps the session connected any more.
     ended: AtomicBool,
     /// How other servers reach this one. Its lock is the last: nothing else is locked under it.
@@ -89,20 +101,23 @@ impl Remote {
 
     /// Like [`Remote::open`], with other limits.
     pub fn open_with(addresses: Vec<Address>, patience: Patience) -> Result<Remote, Error> {
-        let first = addresses
-            .first()
-            .ok_or_else(|| Error::Address { address: String::new(), reason: "it names no server".into() })?;
+        if addresses.is_empty() {
+            return Err(Error::Address { address: String::new(), reason: "it names no server".into() });
+        }
+        // All are looked at now: what stands in for a lost server must not turn out to be wrong only then.
+        let server = |address: Address| {
+            let (device, token) = (address.device.clone(), address.token()?);
+            let (recover, compress) = (!address.options.no_recovery, address.options.compress);
+            Ok(Server { address, login: Login { device, token, recover, compress } })
+        };
+        let servers = addresses.into_iter().map(server).collect::<Result<Vec<_>, Error>>()?;
         let number = |name: &str, default: usize| {
             std::env::var(name).ok().and_then(|v| v.trim().parse().ok()).unwrap_or(default)
         };
         let lineage = number("KILN_LINEAGE", 4 << 30);
         let config = Config {
-            peer: addresses.iter().map(Address::to_string).collect::<Vec<_>>().join(","),
-            device: first.device.clone(),
-            token: first.token()?,
+            peer: peer(&servers),
             program: program(),
-            recover: !first.options.no_recovery,
-            compress: first.options.compress,
             most_lineage: lineage,
             most_snapshot: number("KILN_SNAPSHOT", lineage / 4),
             most_stored: number("KILN_LINEAGE_FILES", 64 << 30),
@@ -114,15 +129,18 @@ impl Remote {
         let shared = Arc::new_cyclic(|this| Shared {
             faults: core.faults(),
             core: Mutex::new(core),
-            addresses,
+            servers,
             patience,
             wake: Notify::new(),
             room: Condvar::new(),
             closed: AtomicBool::new(false),
+            connected: AtomicBool::new(false),
+            home: AtomicUsize::new(0),
             ended: AtomicBool::new(false),
             reach: Mutex::default(),
             this: this.clone(),
         });
+        exit::remember(&shared);
         let driven = shared.clone();
         io().spawn(async move {
             drive(driven.clone()).await;
@@ -173,6 +191,11 @@ impl Remote {
     }
 }
 
+/// The servers as errors name them.
+fn peer(servers: &[Server]) -> String {
+    servers.iter().map(|server| server.address.to_string()).collect::<Vec<_>>().join(",")
+}
+
 fn program() -> String {
     let name = std::env::args().next().unwrap_or_default();
     let name = std::path::Path::new(&name).file_name().map(|n| n.to_string_lossy().into_owned());
@@ -181,8 +204,7 @@ fn program() -> String {
 
 impl Drop for Remote {
     fn drop(&mut self) {
-        self.shared.closed.store(true, Ordering::Release);
-        self.shared.wake.notify_one();
+        self.shared.close();
     }
 }
 
@@ -210,7 +232,11 @@ impl Device for Remote {
     }
 
     fn read(&self, id: Id) -> Pending<Data> {
-        self.ask(|core, promise| core.read(id, promise))
+        self.ask(|core, promise| core.read(id, None, promise))
+    }
+
+    fn read_as(&self, id: Id, meta: Meta) -> Pending<Data> {
+        self.ask(|core, promise| core.read(id, Some(meta), promise))
     }
 
     fn sync(&self) -> Pending<()> {
@@ -263,13 +289,17 @@ impl Device for Remote {
         Some(self)
     }
 
+    fn ended(&self) -> Option<Error> {
+        let closed = || self.shared.is_closed().then(|| Error::Closed { device: self.shared.peer() });
+        self.shared.lock().failure().cloned().or_else(closed)
+    }
+
     fn close(&self) {
-        self.shared.closed.store(true, Ordering::Release);
-        self.shared.wake.notify_one();
-        let open = |_: &mut Core| !self.shared.ended.load(Ordering::Acquire);
+        self.shared.close();
+        let open = |_: &mut Core| !self.shared.is_over();
         let core = self.shared.lock();
         drop(self.shared.room.wait_timeout_while(core, CLOSE, open).unwrap_or_else(|e| e.into_inner()));
-        self.shared.fail(Error::Stopped);
+        self.shared.fail(Error::Closed { device: self.shared.peer() });
     }
 }
 
@@ -334,6 +364,16 @@ fn keep(shared: Arc<Shared>, values: Vec<(Id, Data)>) {
     }
 }
 
+/// Tells people: through the program's logger, and where there is none the important things on standard error.
+fn log(news: &News) {
+    if log::max_level() > log::LevelFilter::Off {
+        log::warn!(target: "kiln::remote", "{}", news.text);
+    } else if news.loud {
+        // Nobody may read it any more.
+        let _ = writeln!(std::io::stderr(), "kiln: {}", news.text);
+    }
+}
+
 impl Shared {
     pub fn lock(&self) -> MutexGuard<'_, Core> {
         self.core.lock().unwrap_or_else(|e| e.into_inner())
@@ -341,11 +381,12 @@ impl Shared {
 
     /// Hands answers over and gets the IO thread going.
     pub fn settle(&self) {
-        let (answers, errands, settled) = {
+        let (answers, errands, settled, news) = {
             let mut core = self.lock();
-            (core.answers(), core.errands(), core.settled())
+            (core.answers(), core.errands(), core.settled(), core.news())
         };
         self.wake.notify_one();
+        news.iter().for_each(log);
         drop(settled);
         answers.into_iter().for_each(|answer| answer.give());
         for errand in errands {
@@ -370,7 +411,51 @@ impl Shared {
         self.room.notify_all();
     }
 
+    /// Ends the session as soon as the server can be told.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+        self.wake.notify_one();
+    }
+
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Acquire)
+    }
+
+    /// Ends when the device is closed.
+    pub async fn closing(&self) {
+        while !self.is_closed() {
+            self.wake.notified().await;
+        }
+    }
+
+    /// Whether the server has been told that the session is over, as far as it can be.
+    pub fn is_over(&self) -> bool {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// A server has taken the connection.
+    pub fn welcomed(&self, server: usize) {
+        self.home.store(server, Ordering::Release);
+        self.connected.store(true, Ordering::Release);
+    }
+
+    /// There is no connection. Whether there was one.
+    pub fn disconnected(&self) -> bool {
+        self.connected.swap(false, Ordering::AcqRel)
+    }
+
+    /// Whether a goodbye would reach the server.
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Acquire)
+    }
+
+    /// The server that has, or had, the session.
+    pub fn home(&self) -> String {
+        self.servers[self.home.load(Ordering::Acquire)].address.to_string()
+    }
+
+    /// All servers, as errors name them.
+    pub fn peer(&self) -> String {
+        peer(&self.servers)
     }
 }

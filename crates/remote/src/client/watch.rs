@@ -1,6 +1,7 @@
 //! Looking at a server.
 
 use super::core::control;
+use super::drive::told;
 use super::remote::io;
 use crate::address::Address;
 use crate::protocol::frame::Decoder;
@@ -36,6 +37,7 @@ type Look = Result<serde_json::Value, Error>;
 async fn looks(address: &Address, token: Vec<u8>, to: &mpsc::SyncSender<Look>) -> Result<(), Error> {
     let lost = |reason: String| Error::Disconnected { peer: address.to_string(), reason };
     let mut stream = transport::connect(address).await.map_err(|e| lost(e.to_string()))?;
+    let given = token.clone();
     let hello = Hello {
         versions: VERSIONS,
         token,
@@ -51,7 +53,8 @@ async fn looks(address: &Address, token: Vec<u8>, to: &mpsc::SyncSender<Look>) -
             match frame.kind {
                 kind::REFUSED => {
                     let refusal = Refusal::decode(frame.payload).map_err(|e| lost(e.to_string()))?;
-                    return Err(Error::Refused { peer: address.to_string(), reason: refusal.to_string() });
+                    let (peer, reason) = (address.to_string(), told(&refusal, &given));
+                    return Err(Error::Refused { peer, reason });
                 }
                 kind::STATUS => {
                     let status = serde_json::from_slice(frame.payload).map_err(|e| lost(e.to_string()))?;

@@ -8,7 +8,7 @@ use kiln_ir::{DType, Id, Meta, OpError, Shape};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Causes inside causes that are believed.
+/// Causes inside causes that are kept.
 const DEEPEST: usize = 8;
 
 /// Writes an error. Origins stay behind: the recording side knows them.
@@ -66,6 +66,11 @@ pub fn encode(error: &Error, w: &mut Writer) {
             w.int(*at as u64);
             w.int(cause.is_some() as u64);
             cause.iter().for_each(|cause| encode(cause, w));
+        }
+        Error::TooLong { op, bytes, most } => {
+            code(w, 13, op);
+            w.int(*bytes as u64);
+            w.int(*most as u64);
         }
         Error::Peer { message } => code(w, 0, message),
         other => code(w, 0, &other.to_string()),
@@ -163,21 +168,43 @@ fn decode_op(r: &mut Reader<'_>) -> Result<OpError, ProtocolError> {
     })
 }
 
-/// Reads an error.
-pub fn decode(r: &mut Reader<'_>) -> Result<Error, ProtocolError> {
-    nested(r, 0)
+/// What stands around the first failure.
+enum Outer {
+    Failed(String, Id),
+    Step(usize),
 }
 
-fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
-    if depth > DEEPEST {
-        return Err(WireError::Malformed { what: "error" }.into());
-    }
-    let size = |r: &mut Reader<'_>| r.int().map(|x| usize::try_from(x).unwrap_or(usize::MAX));
-    Ok(match r.int()? {
-        1 => {
-            let (op, value) = (r.text()?, Id(r.int()?));
-            Error::Failed { op, value, origin: None, cause: Arc::new(nested(r, depth + 1)?) }
+/// Reads an error. Of causes inside causes the outer ones and the first failure are kept.
+pub fn decode(r: &mut Reader<'_>) -> Result<Error, ProtocolError> {
+    let step = |at, cause| Error::StepRefused { at, path: String::new(), origin: None, cause };
+    let mut outer = Vec::new();
+    // No recursion: a peer decides how deep it is.
+    let cause = loop {
+        let level = match r.int()? {
+            1 => Outer::Failed(r.text()?, Id(r.int()?)),
+            12 => {
+                let at = usize::try_from(r.int()?).unwrap_or(usize::MAX);
+                match r.int()? {
+                    0 => break step(at, None),
+                    _ => Outer::Step(at),
+                }
+            }
+            code => break first(code, r)?,
+        };
+        if outer.len() < DEEPEST {
+            outer.push(level);
         }
+    };
+    Ok(outer.into_iter().rev().fold(cause, |cause, level| match (level, Arc::new(cause)) {
+        (Outer::Failed(op, value), cause) => Error::Failed { op, value, origin: None, cause },
+        (Outer::Step(at), cause) => step(at, Some(cause)),
+    }))
+}
+
+/// What made it fail.
+fn first(code: u64, r: &mut Reader<'_>) -> Result<Error, ProtocolError> {
+    let size = |r: &mut Reader<'_>| r.int().map(|x| usize::try_from(x).unwrap_or(usize::MAX));
+    Ok(match code {
         2 => Error::Index { op: r.text()?, index: r.int()? as i64, length: size(r)? },
         3 => {
             let op = r.text()?;
@@ -194,11 +221,7 @@ fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
         9 => Error::Stopped,
         10 => Error::UnknownValue(Id(r.int()?)),
         11 => Error::Op(decode_op(r)?),
-        12 => {
-            let (at, cause) = (size(r)?, r.int()? != 0);
-            let cause = if cause { Some(Arc::new(nested(r, depth + 1)?)) } else { None };
-            Error::StepRefused { at, path: String::new(), origin: None, cause }
-        }
+        13 => Error::TooLong { op: r.text()?, bytes: size(r)?, most: size(r)? },
         0 => Error::Peer { message: r.text()? },
         // A later version may have more kinds.
         code => {
@@ -206,4 +229,34 @@ fn nested(r: &mut Reader<'_>, depth: usize) -> Result<Error, ProtocolError> {
             Error::Peer { message: format!("an error of kind {code}") }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn causes_of_any_depth_are_read_and_the_first_is_kept() {
+        for depth in [0, 1, DEEPEST, DEEPEST + 1, 5000] {
+            let mut error = Error::TooLong { op: "cat".into(), bytes: 7, most: 5 };
+            let root = error.clone();
+            for level in 0..depth {
+                let (op, value) = (format!("op{level}"), Id(level as u64));
+                error = Error::Failed { op, value, origin: None, cause: Arc::new(error) };
+            }
+            let mut w = Writer::default();
+            encode(&error, &mut w);
+            let mut r = Reader::new(&w.bytes);
+            let mut got = &decode(&mut r).unwrap();
+            assert!(r.is_empty());
+            assert_eq!((got.root(), depth <= DEEPEST), (&root, *got == error));
+            let mut kept = 0;
+            while let Error::Failed { op, cause, .. } = got {
+                kept += 1;
+                assert_eq!(*op, format!("op{}", depth - kept), "the outer ones are kept");
+                got = cause;
+            }
+            assert_eq!(kept, depth.min(DEEPEST));
+        }
+    }
 }

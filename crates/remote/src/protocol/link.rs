@@ -8,6 +8,8 @@ use super::frame::{self, Frame, HEAD};
 use super::{Message, ProtocolError};
 use kiln_device::Bytes;
 use std::collections::VecDeque;
+use std::io;
+use std::sync::Arc;
 
 /// Bytes that may be on their way unacknowledged when a session starts, and that a receiver lets pile up at most.
 pub const WINDOW: u64 = 8 << 20;
@@ -23,6 +25,38 @@ pub struct Body {
     pub fields: Vec<u8>,
     /// What it carries.
     pub data: Option<Bytes>,
+    /// What it carries that is read only when it is sent.
+    pub later: Option<Part>,
+}
+
+/// Bytes that are not in memory.
+pub trait Stored: Send + Sync {
+    /// So many bytes from there.
+    fn read(&self, at: u64, len: usize) -> io::Result<Vec<u8>>;
+}
+
+/// Some of them.
+#[derive(Clone)]
+pub struct Part {
+    /// Where they are.
+    pub stored: Arc<dyn Stored>,
+    /// The first.
+    pub at: u64,
+    /// How many there are.
+    pub len: usize,
+}
+
+impl Part {
+    /// Reads them.
+    pub fn read(&self) -> io::Result<Vec<u8>> {
+        self.stored.read(self.at, self.len)
+    }
+}
+
+impl std::fmt::Debug for Part {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} bytes stored from {}", self.len, self.at)
+    }
 }
 
 impl Body {
@@ -31,7 +65,8 @@ impl Body {
     }
 
     fn len(&self) -> u64 {
-        (HEAD + self.fields.len() + self.data().len()) as u64
+        let later = self.later.as_ref().map_or(0, |part| part.len);
+        (HEAD + self.fields.len() + self.data().len() + later) as u64
     }
 }
 
@@ -81,6 +116,15 @@ impl Out {
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.body.len() as usize
+    }
+
+    /// Reads what is not in memory. It must have been before the frame is written.
+    pub fn load(&mut self) -> io::Result<()> {
+        if let Some(part) = &self.body.later {
+            self.body.data = Some(Bytes::new(part.read()?));
+            self.body.later = None;
+        }
+        Ok(())
     }
 
     /// The frame's head.
@@ -285,7 +329,7 @@ mod tests {
     use super::*;
 
     fn body(len: usize) -> Body {
-        Body { fields: vec![1], data: Some(Bytes::new(vec![7u8; len])) }
+        Body { fields: vec![1], data: Some(Bytes::new(vec![7u8; len])), later: None }
     }
 
     fn bytes(out: Out) -> Vec<u8> {

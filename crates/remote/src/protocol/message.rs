@@ -3,7 +3,7 @@
 //! A message is one frame. Its fields are written one after another: integers as LEB128, texts and blobs with their
 //! length before them. Kinds below 16 are control messages, which are neither numbered nor repeated.
 
-use super::link::{Body, Lane};
+use super::link::{Body, Lane, Part};
 use super::{ProtocolError, fault, frame};
 use kiln_device::{Bytes, Error, Memory, Place};
 use kiln_ir::wire::{Reader, WireError, Writer};
@@ -245,7 +245,7 @@ impl Message<'_> {
                 kind::LOST
             }
         };
-        (kind, Body { fields: w.bytes, data: None })
+        (kind, Body { fields: w.bytes, data: None, later: None })
     }
 
     /// The message that a frame holds. `room` is used for a compressed payload.
@@ -333,8 +333,20 @@ pub fn pieces(of: u64, bytes: &Bytes, compress: bool) -> impl Iterator<Item = (u
     fields.int(of);
     (0..bytes.len()).step_by(PIECE).map(move |at| {
         let data = bytes.slice(at..(at + PIECE).min(bytes.len()));
-        let body = Body { fields: fields.bytes.clone(), data: Some(data) };
+        let body = Body { fields: fields.bytes.clone(), data: Some(data), later: None };
         if compress { compressed(kind::PIECE, body) } else { (kind::PIECE, body) }
+    })
+}
+
+/// The frames that carry what is not in memory as transfer `of`. It is read, and not compressed, when they are sent.
+pub fn stored_pieces(of: u64, whole: &Part) -> impl Iterator<Item = (u8, Body)> {
+    let mut fields = Writer::default();
+    fields.int(of);
+    let whole = whole.clone();
+    (0..whole.len).step_by(PIECE).map(move |from| {
+        let (at, len) = (whole.at + from as u64, PIECE.min(whole.len - from));
+        let part = Part { stored: whole.stored.clone(), at, len };
+        (kind::PIECE, Body { fields: fields.bytes.clone(), data: None, later: Some(part) })
     })
 }
 
@@ -367,7 +379,7 @@ pub fn compressed(kind: u8, body: Body) -> (u8, Body) {
     }
     let packed = lz4_flex::compress_prepend_size(&whole);
     match packed.len() < whole.len() {
-        true => (kind | COMPRESSED, Body { fields: packed, data: None }),
+        true => (kind | COMPRESSED, Body { fields: packed, data: None, later: None }),
         false => (kind, body),
     }
 }

@@ -18,6 +18,14 @@ pub use message::Message;
 /// The oldest and newest versions that this build speaks. Version 2 has [`Message::Poison`].
 pub const VERSIONS: (u64, u64) = (1, 2);
 
+/// Characters of a peer's text that are shown.
+const SHOWN: usize = 500;
+
+/// A peer's text as it may be shown to people: short, and without what would steer a terminal.
+pub fn plain(text: &str) -> String {
+    text.chars().take(SHOWN).map(|c| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c }).collect()
+}
+
 /// Why a peer's bytes are not the protocol. The connection ends, the session may go on over another.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[allow(missing_docs)]

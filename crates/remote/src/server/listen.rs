@@ -2,16 +2,25 @@
 
 use super::serve::{Event, Server};
 use super::strangers::Peer;
+#[cfg(unix)]
 use crate::transport;
+#[cfg(unix)]
 use socket2::{Domain, SockAddr, Socket, Type};
 use std::io;
 use std::net::SocketAddr;
+#[cfg(unix)]
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio::net::UnixListener;
 use tokio_rustls::TlsAcceptor;
+
+/// Where there are no Unix sockets: nothing has this type.
+#[cfg(not(unix))]
+pub(super) enum UnixListener {}
 
 /// Where and how to listen.
 pub struct Listen {
@@ -26,7 +35,7 @@ pub struct Listen {
 /// Sockets that a server has bound.
 pub struct Bound {
     pub(super) tcp: Vec<Arc<TcpListener>>,
-    pub(super) unix: Vec<(Arc<tokio::net::UnixListener>, Arc<UnixPath>)>,
+    pub(super) unix: Vec<(Arc<UnixListener>, Arc<UnixPath>)>,
     pub(super) tls: Option<TlsAcceptor>,
 }
 
@@ -37,8 +46,14 @@ pub(super) struct UnixPath {
 }
 
 impl UnixPath {
+    #[cfg(unix)]
     fn file(path: &Path) -> Option<(u64, u64)> {
         std::fs::symlink_metadata(path).ok().map(|m| (m.dev(), m.ino()))
+    }
+
+    #[cfg(not(unix))]
+    fn file(_: &Path) -> Option<(u64, u64)> {
+        None
     }
 }
 
@@ -81,7 +96,8 @@ impl Bound {
 }
 
 /// A socket that only its owner may use. One that a dead server left behind is replaced; any other file stays.
-fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
+#[cfg(unix)]
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
     if std::os::unix::net::UnixStream::connect(path).is_ok() {
         return Err(named(io::ErrorKind::AddrInUse.into()));
@@ -97,7 +113,12 @@ fn bind_unix(path: &Path) -> io::Result<tokio::net::UnixListener> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(named)?;
     socket.listen(1024).map_err(named)?;
     socket.set_nonblocking(true).map_err(named)?;
-    tokio::net::UnixListener::from_std(socket.into()).map_err(named)
+    UnixListener::from_std(socket.into()).map_err(named)
+}
+
+#[cfg(not(unix))]
+fn bind_unix(path: &Path) -> io::Result<UnixListener> {
+    Err(io::Error::other(format!("{}: this system has no Unix sockets", path.display())))
 }
 
 /// How long a server that cannot take a connection waits before it tries again.
@@ -137,11 +158,13 @@ impl Server {
         }
     }
 
-    pub(super) async fn accept_unix(
-        self: Arc<Server>,
-        listener: Arc<tokio::net::UnixListener>,
-        place: Arc<UnixPath>,
-    ) {
+    #[cfg(not(unix))]
+    pub(super) async fn accept_unix(self: Arc<Server>, listener: Arc<UnixListener>, _: Arc<UnixPath>) {
+        match *listener {}
+    }
+
+    #[cfg(unix)]
+    pub(super) async fn accept_unix(self: Arc<Server>, listener: Arc<UnixListener>, place: Arc<UnixPath>) {
         let mut starved = false;
         loop {
             let Some((stream, _)) = self.accepted(&mut starved, listener.accept().await).await else {
@@ -155,7 +178,7 @@ impl Server {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

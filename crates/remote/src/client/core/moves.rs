@@ -67,10 +67,7 @@ impl Core {
     pub(super) fn lost(&mut self, transfer: u64, reason: &str) {
         let Some((_, moved)) = self.fetching.get(&transfer) else { return };
         let (moved, from) = (moved.clone(), moved.source.reach().url);
-        self.event(format!(
-            "warning: {} goes through the client, not straight from {from}: {reason}",
-            moved.id
-        ));
+        self.event(format!("{} goes through the client, not straight from {from}: {reason}", moved.id));
         self.errands.push(Errand::Pass(transfer, moved));
     }
 

@@ -1,7 +1,7 @@
 //! How a session begins, goes on over a new connection, and is rebuilt on another server.
 
 use super::request::{Request, refused};
-use super::{Core, Session, Step, control};
+use super::{Core, Login, Session, Step, control};
 use crate::client::journal::{Entry, Journal, Kept};
 use crate::client::moves::Errand;
 use crate::protocol::greeting::{Hello, Purpose, Welcome};
@@ -14,23 +14,24 @@ use std::time::Duration;
 
 impl Core {
     /// The first frame of a connection. `elsewhere`: the server is not the one of the session.
-    pub fn hello(&mut self, elsewhere: bool) -> Vec<u8> {
+    pub fn hello(&mut self, login: &Login, elsewhere: bool) -> Vec<u8> {
         self.open = false;
+        self.greeted = (login.recover, login.compress);
         let purpose = match &mut self.session {
             Some(session) if !elsewhere => {
                 session.epoch += 1;
                 let (number, secret, epoch) = (session.number, session.secret, session.epoch);
                 Purpose::Resume { session: number, secret, epoch, received: self.link.received() }
             }
-            _ => Purpose::Open { device: self.config.device.clone() },
+            _ => Purpose::Open { device: login.device.clone() },
         };
         let mut table = Writer::default();
         self.table.encode(&mut table);
         let hello = Hello {
             versions: VERSIONS,
-            token: self.config.token.clone(),
+            token: login.token.clone(),
             purpose,
-            compress: self.config.compress,
+            compress: login.compress,
             program: self.config.program.clone(),
             table: table.bytes,
         };
@@ -55,8 +56,7 @@ impl Core {
             && !self.config.any_numerics
         {
             let (want, got) = (old.info.numerics.clone(), welcome.info.numerics.clone());
-            self.fail(Error::NumericsDiffer { peer: self.config.peer.clone(), want, got });
-            return Ok(Step::Opened(true));
+            return Ok(Step::Unfit(Error::NumericsDiffer { peer: self.config.peer.clone(), want, got }));
         }
         self.session = Some(Session {
             version: welcome.version,
@@ -64,7 +64,7 @@ impl Core {
             secret: welcome.secret,
             incarnation: welcome.incarnation,
             epoch: 0,
-            compress: welcome.compress && self.config.compress,
+            compress: welcome.compress && self.greeted.1,
             info: welcome.info,
             theirs: Table::decode(&mut Reader::new(&welcome.table))?,
             advertise: welcome.advertise,
@@ -72,6 +72,9 @@ impl Core {
         });
         self.open = true;
         self.rebuild(first);
+        if !self.greeted.0 {
+            self.journal.abandon("recovery is switched off");
+        }
         Ok(Step::Opened(true))
     }
 
@@ -88,7 +91,7 @@ impl Core {
         self.requests
             .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
         for request in self.requests.values_mut() {
-            if let Request::Read(_, incoming) = request {
+            if let Request::Read(_, incoming, _) = request {
                 *incoming = None;
             }
         }
@@ -130,14 +133,11 @@ impl Core {
         }
         for (&id, kept) in base {
             match kept {
-                Kept::Data(data, place) | Kept::Stored(data, place) => {
+                Kept::Data(data, place) => {
                     self.transmit(&Entry::Upload { id, data: data.clone(), place: *place })
                 }
-                // An older server does not know the value, which is an error too.
-                Kept::Failed(error) if self.can_poison() => {
-                    self.task(Message::Poison { id, error: error.clone() }, false)
-                }
-                Kept::Failed(_) => {}
+                Kept::Stored(spilled, place) => self.upload_stored(id, spilled, *place),
+                Kept::Failed(error) => self.transmit(&Entry::Poison { id, error: error.clone() }),
             }
         }
         for entry in entries {

@@ -6,7 +6,7 @@ use crate::client::faults::MOST;
 use crate::client::pool;
 use crate::protocol::greeting::{Refusal, Welcome};
 use crate::protocol::message::{self, Message, kind};
-use crate::protocol::{Frame, ProtocolError};
+use crate::protocol::{Frame, ProtocolError, plain};
 use kiln_device::{Data, Error};
 use kiln_ir::{Id, Item, Meta};
 
@@ -18,7 +18,7 @@ impl Core {
             kind::REFUSED if !self.open => return Ok(Step::Refused(Refusal::decode(frame.payload)?)),
             kind::ENDED if self.open => {
                 let (peer, reason) =
-                    (self.config.peer.clone(), String::from_utf8_lossy(frame.payload).into());
+                    (self.config.peer.clone(), plain(&String::from_utf8_lossy(frame.payload)));
                 self.fail(Error::Refused { peer, reason });
                 return Ok(Step::Leave);
             }
@@ -29,11 +29,16 @@ impl Core {
             if !self.link.accept(frame, message::lane(frame.kind))? {
                 return Ok(Step::Going);
             }
+            self.progress += 1;
             self.link.release(frame.payload.len());
         }
         let mut room = Vec::new();
         match Message::decode(frame.kind, frame.payload, &mut room)? {
-            Message::Ack { seq, limit } => self.link.acknowledged(seq, limit)?,
+            Message::Ack { seq, limit } => {
+                let queued = self.link.queued_frames();
+                self.link.acknowledged(seq, limit)?;
+                self.progress += (queued - self.link.queued_frames()) as u64;
+            }
             Message::Progress { tasks, micros } => {
                 self.executed = self.executed.max(tasks);
                 self.micros = self.micros.max(micros);
@@ -48,7 +53,7 @@ impl Core {
             Message::Pong(_) => {}
             Message::Drain => return Ok(Step::Leave),
             Message::Value { request, meta } => self.value(request, meta)?,
-            Message::Lost { transfer, reason } => self.lost(transfer, reason),
+            Message::Lost { transfer, reason } => self.lost(transfer, &plain(reason)),
             Message::Piece { of, bytes } => self.piece(of, bytes)?,
             Message::Done { request } => match self.requests.remove(&request) {
                 Some(Request::Sync(promise)) => {
@@ -80,7 +85,16 @@ impl Core {
     }
 
     fn value(&mut self, request: u64, meta: Meta) -> Result<(), ProtocolError> {
-        let Some(Request::Read(_, slot) | Request::Recall(_, slot) | Request::Snapshot(_, slot)) =
+        if let Some(Request::Read(_, _, Some((value, want)))) = self.requests.get(&request)
+            && meta != *want
+        {
+            let (peer, value, want) = (self.config.peer.clone(), *value, *want);
+            let error = Error::OtherValue { peer, value, want, got: meta };
+            let request = self.requests.remove(&request);
+            self.answers.extend(request.and_then(|request| refused(request, &error)));
+            return Ok(());
+        }
+        let Some(Request::Read(_, slot, _) | Request::Recall(_, slot) | Request::Snapshot(_, slot)) =
             self.requests.get_mut(&request)
         else {
             return Ok(());
@@ -96,7 +110,7 @@ impl Core {
 
     fn piece(&mut self, request: u64, bytes: &[u8]) -> Result<(), ProtocolError> {
         let Some(
-            Request::Read(_, Some(incoming))
+            Request::Read(_, Some(incoming), _)
             | Request::Recall(_, Some(incoming))
             | Request::Snapshot(_, Some(incoming)),
         ) = self.requests.get_mut(&request)
@@ -117,7 +131,7 @@ impl Core {
     fn arrived(&mut self, request: u64) {
         let data = |incoming: Incoming| Data::new(incoming.meta, pool::filled(incoming.bytes));
         match self.requests.remove(&request) {
-            Some(Request::Read(promise, Some(incoming))) => {
+            Some(Request::Read(promise, Some(incoming), _)) => {
                 self.stats.replies += 1;
                 if self.journal.is_kept() {
                     self.journal.answered(request, message::digest(&incoming.bytes));

@@ -26,7 +26,8 @@ impl Answer {
 
 /// What was asked.
 pub(super) enum Request {
-    Read(Promise<Data>, Option<Incoming>),
+    /// With the value's name and what it is, where that is known.
+    Read(Promise<Data>, Option<Incoming>, Option<(Id, Meta)>),
     /// Of what was exposed.
     Recall(Promise<Data>, Option<Incoming>),
     Sync(Promise<()>),
@@ -50,7 +51,7 @@ pub(super) struct Incoming {
 /// The answer to whoever waits, if somebody does: an error.
 pub(super) fn refused(request: Request, error: &Error) -> Option<Answer> {
     match request {
-        Request::Read(promise, _) | Request::Recall(promise, _) => {
+        Request::Read(promise, ..) | Request::Recall(promise, _) => {
             Some(Answer::Data(promise, Err(error.clone())))
         }
         Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
