@@ -299,6 +299,39 @@ fn unused_frozen_and_shared_parameters_where_zeros_are_allowed() {
 }
 
 #[test]
+fn tied_weights_stay_tied_through_the_start_and_every_step() {
+    let ends = each(groups(2, 2), |group, device| {
+        let mut model = pair(&device);
+        // Rank 1 begins with other values, and gets those of rank 0.
+        let value = Tensor::full([3], 1 + group.rank(), DType::F32, &device).requires_grad();
+        (model.used, model.tied) = (value.clone(), value);
+        let config = SyncConfig { unused: Unused::Zeros, ..config() };
+        let sync = GradientSync::start(&group, &mut model, config).unwrap();
+        let mut optimizer = Sgd::new(0.1).momentum(0.9);
+        for _ in 0..3 {
+            assert_eq!(model.used.leaf(), model.tied.leaf(), "rank {}", group.rank());
+            let mut round = sync.register(&model).unwrap();
+            round.backward(&(&model.used * &model.tied).sum(())).unwrap();
+            round.step(&mut model, &mut optimizer).unwrap();
+        }
+        assert_eq!((model.used.leaf(), model.parameter_count()), (model.tied.leaf(), 10));
+        sync.close().unwrap();
+        bits(&model)
+    });
+    assert_eq!(ends[0], ends[1]);
+    // What one copy comes to by itself, with the shards' gradients summed.
+    let device = Device::cpu();
+    let mut single = Tensor::ones([3], &device).requires_grad();
+    let mut optimizer = Sgd::new(0.1).momentum(0.9);
+    for _ in 0..3 {
+        let loss = (&single * &single).sum(()) * 2.0;
+        optimizer.step(&mut single, &loss.backward());
+    }
+    let (got, want) = (f32::from_bits(ends[0][0]), single.to_vec::<f32>().unwrap()[0]);
+    assert!((got - want).abs() < 1e-5, "{got}, not {want}");
+}
+
+#[test]
 fn shards_without_samples_count_as_zeros() {
     each(groups(2, 2), |group, device| {
         let mut model = Mlp::new(&device);

@@ -130,10 +130,12 @@ fn step_by<O: Optimizer + ?Sized>(
 /// Stochastic gradient descent, with momentum and weight decay.
 pub struct Sgd {
     /// Learning rate.
+    #[doc(alias = "lr")]
     pub rate: f64,
     /// How much of the last velocity stays; 0 for none.
     pub momentum: f64,
     /// Added to the gradient: this times the parameter.
+    #[doc(alias = "weight_decay")]
     pub decay: f64,
     /// What becomes of steps whose gradients are not finite.
     pub nonfinite: NonFinite,
@@ -209,12 +211,14 @@ fn sorted(state: impl Iterator<Item = (String, Tensor)>) -> Vec<(String, Tensor)
 /// Adam, with decoupled weight decay.
 pub struct Adam {
     /// Learning rate.
+    #[doc(alias = "lr")]
     pub rate: f64,
     /// Decay of the running mean and of the running mean square.
     pub betas: (f64, f64),
     /// Added to the root.
     pub eps: f64,
     /// The share of a parameter that each step takes away, times the rate.
+    #[doc(alias = "weight_decay")]
     pub decay: f64,
     /// What becomes of steps whose gradients are not finite.
     pub nonfinite: NonFinite,

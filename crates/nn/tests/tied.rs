@@ -34,14 +34,29 @@ impl Tied {
 fn tied_weights_stay_one_parameter_from_the_count_to_a_loaded_checkpoint() {
     let device = Device::cpu();
     let ids = Tensor::from_vec(vec![0i64, 3, 1, 3], [4], &device);
-    let model = Tied::new(&device);
+    let mut model = Tied::new(&device);
     assert!(model.is_tied());
     assert_eq!((model.parameter_count(), model.parameters().len(), model.distinct().len()), (15, 2, 1));
+    // Training leaves them one, with one state.
+    let mut optimizer = Sgd::new(0.1).momentum(0.9);
+    for _ in 0..3 {
+        let gradients = model.loss(&ids).backward();
+        optimizer.step(&mut model, &gradients);
+        assert!(model.is_tied());
+    }
+    let kept: Vec<String> = optimizer.state().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(kept, ["velocity.table.weight"]);
     let folder = std::env::temp_dir().join(format!("kiln-tied-{}", std::process::id()));
-    let state: Vec<_> = model.distinct().into_iter().map(|(path, t)| (format!("model.{path}"), t)).collect();
-    let path = Checkpoint::save(&folder, 1, &BTreeMap::new(), &state).unwrap();
+    let mut state: Vec<_> =
+        model.distinct().into_iter().map(|(path, t)| (format!("model.{path}"), t)).collect();
+    let momentum = optimizer.state().into_iter().map(|(name, t)| (format!("optimizer.{name}"), t));
+    state.extend(momentum);
+    let path = Checkpoint::save(&folder, 3, &BTreeMap::new(), &state).unwrap();
     let saved = Checkpoint::read(&path).unwrap();
-    assert_eq!(saved.tensors.keys().collect::<Vec<_>>(), ["model.table.weight"]);
+    assert_eq!(
+        saved.tensors.keys().collect::<Vec<_>>(),
+        ["model.table.weight", "optimizer.velocity.table.weight"]
+    );
     let mut loaded = Tied::new(&device);
     loaded.replace(&mut |_, t| Some(t.detach().zeros_like().requires_grad()));
     assert!(loaded.is_tied());
@@ -51,6 +66,16 @@ fn tied_weights_stay_one_parameter_from_the_count_to_a_loaded_checkpoint() {
     assert_eq!(values(&loaded), values(&model));
     let loss = |model: &Tied| model.loss(&ids).item::<f32>().unwrap();
     assert_eq!(loss(&loaded), loss(&model));
+    // And it goes on as the one that was never saved.
+    let mut second = Sgd::new(0.1).momentum(0.9);
+    let velocity = saved.tensors["optimizer.velocity.table.weight"].clone();
+    second.restore(3, vec![("velocity.table.weight".into(), Tensor::from_data(velocity, &device))]);
+    for (model, optimizer) in [(&mut model, &mut optimizer), (&mut loaded, &mut second)] {
+        let gradients = model.loss(&ids).backward();
+        optimizer.step(model, &gradients);
+    }
+    assert!(loaded.is_tied());
+    assert_eq!(values(&loaded), values(&model));
     // A model that does not share needs both.
     loaded.head.weight = Tensor::zeros([5, 3], &device).requires_grad();
     let before = values(&loaded);

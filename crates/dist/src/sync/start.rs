@@ -6,6 +6,7 @@ use crate::Error;
 use kiln_group::{Call, Group, Layout, Op, Pending};
 use kiln_nn::Module;
 use kiln_tensor::{Bytes, DType, Data, Device, Locality, Tensor};
+use std::collections::HashMap;
 
 impl GradientSync {
     /// Between the ranks of a group: every one calls. Parameters become those of rank 0. A second one of the same name
@@ -63,16 +64,16 @@ fn device(model: &dyn Module) -> Option<Device> {
 fn copy(models: &mut [&mut dyn Module]) -> Result<(), Error> {
     let Some((first, others)) = models.split_first_mut() else { return Ok(()) };
     let list = describe(&**first);
-    let values = first.parameters();
+    let values = first.distinct();
     for (i, model) in others.iter_mut().enumerate() {
         same(&list, &describe(&**model), i + 1)?;
         let mut values = values.iter();
         let mut failed = None;
-        model.visit_mut("", &mut |_, parameter| {
-            let Some((_, value)) = values.next() else { return };
-            match value.detach().to_device(&parameter.device()) {
-                Ok(value) => replace(parameter, value),
-                Err(error) => drop(failed.get_or_insert(error)),
+        model.replace(&mut |_, parameter| match values.next()?.1.detach().to_device(&parameter.device()) {
+            Ok(value) => Some(like(parameter, value)),
+            Err(error) => {
+                failed.get_or_insert(error);
+                None
             }
         });
         if let Some(error) = failed {
@@ -82,9 +83,9 @@ fn copy(models: &mut [&mut dyn Module]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Puts a value in a parameter's place, frozen or not as that was.
-fn replace(parameter: &mut Tensor, value: Tensor) {
-    *parameter = if parameter.is_leaf() { value.requires_grad() } else { value };
+/// A value for a parameter's place, frozen or not as that was.
+fn like(parameter: &Tensor, value: Tensor) -> Tensor {
+    if parameter.is_leaf() { value.requires_grad() } else { value }
 }
 
 /// Starts for one or several ranks of this thread. Each exchange is begun for all before one is waited for.
@@ -119,7 +120,7 @@ fn start(
     }
     let mut contents = Vec::new();
     for model in models.iter() {
-        let reads: Vec<_> = model.parameters().into_iter().map(|(_, p)| p.content()).collect();
+        let reads: Vec<_> = model.distinct().into_iter().map(|(_, p)| p.content()).collect();
         contents.push(reads.into_iter().map(|read| read.wait()).collect::<Result<Vec<Data>, _>>()?);
     }
     let count = contents.iter().map(Vec::len).min().unwrap_or(0);
@@ -130,13 +131,11 @@ fn start(
     }
     for ((model, fresh), before) in models.iter_mut().zip(fresh).zip(&contents) {
         let mut values = fresh.into_iter().zip(before);
-        model.visit_mut("", &mut |_, parameter| {
-            if let Some((bytes, before)) = values.next()
-                && bytes[..] != before.bytes[..]
-            {
-                let data = Data::new(before.meta, Bytes::new(bytes));
-                replace(parameter, Tensor::from_data(data, &parameter.device()));
-            }
+        model.replace(&mut |_, parameter| {
+            let (bytes, before) = values.next()?;
+            let data = Data::new(before.meta, Bytes::new(bytes));
+            let fresh = || like(parameter, Tensor::from_data(data.clone(), &parameter.device()));
+            (data.bytes[..] != before.bytes[..]).then(fresh)
         });
     }
     let sync = |(group, claim): (Group, _)| {
@@ -158,12 +157,14 @@ pub(super) fn spread(group: &Group, own: &[u8]) -> Result<Pending, kiln_group::E
     group.start(Call::new(Op::Broadcast(0), DType::U8), group.buffer_of(own)?)
 }
 
-/// All parameters, a line each.
+/// All parameters, a line each. Tied weights must be tied on all ranks.
 fn describe(model: &dyn Module) -> String {
-    let mut text = String::new();
+    let (mut text, mut firsts) = (String::new(), HashMap::new());
     model.visit("", &mut |path, p| {
         let frozen = if p.is_leaf() { "" } else { " frozen" };
-        text.push_str(&format!("{path} {}{frozen}\n", p.meta()));
+        let first: &mut String = firsts.entry(p.identity()).or_insert_with(|| path.to_string());
+        let tied = if first == path { String::new() } else { format!(" tied to {first}") };
+        text.push_str(&format!("{path} {}{frozen}{tied}\n", p.meta()));
     });
     text
 }
