@@ -70,7 +70,8 @@ impl Drop for Held {
     }
 }
 
-impl Host for Buffer {
+// SAFETY: a buffer's block stays where it is; it is written before it is handed out, or while one view alone holds it.
+unsafe impl Host for Buffer {
     fn bytes(&self) -> &[u8] {
         self.as_slice()
     }

@@ -5,7 +5,13 @@ use std::any::Any;
 use std::sync::Arc;
 
 /// Memory on the host that can be shared.
-pub trait Host: Any + Send + Sync {
+///
+/// # Safety
+/// Devices go through addresses here for as long as they hold it. [`Host::bytes`] gives the same memory at every call, and
+/// nobody writes it while it is shared, but for whoever was given [`Host::target`]: until a device has told
+/// [`Host::reached`], or has let go, nobody else writes there, and nobody reads it through [`Host::bytes`].
+#[allow(unsafe_code)]
+pub unsafe trait Host: Any + Send + Sync {
     /// All of it.
     fn bytes(&self) -> &[u8];
 
@@ -25,7 +31,9 @@ pub trait Host: Any + Send + Sync {
     fn reached(&self, _end: usize) {}
 }
 
-impl Host for Vec<u8> {
+#[allow(unsafe_code)]
+// SAFETY: a vector that is only shared neither moves nor changes.
+unsafe impl Host for Vec<u8> {
     fn bytes(&self) -> &[u8] {
         self
     }

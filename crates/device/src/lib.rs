@@ -4,7 +4,8 @@
 //! operation, so that a decorator ([`Record`], [`Profile`]) is a page of code. Also here: errors as they reach the user
 //! ([`Error`]), answers that are not there yet ([`Pending`]), host bytes on their way in and out ([`Data`]) and where
 //! in the user's program an operation came from ([`Origin`]).
-#![forbid(unsafe_code)]
+// But for the promise of those who lend memory, `Host`.
+#![deny(unsafe_code)]
 
 mod batch;
 mod before;

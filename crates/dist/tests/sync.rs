@@ -627,9 +627,11 @@ fn a_last_bucket_in_ranges_gives_the_same_bits() {
 /// Memory of a group for a device to compute in.
 struct Place(kiln_group::Range);
 
-impl kiln_tensor::Host for Place {
+// SAFETY: ranges do not overlap, and the buffer goes to its collective when they are computed.
+unsafe impl kiln_tensor::Host for Place {
     fn bytes(&self) -> &[u8] {
-        &self.0
+        // SAFETY: as above.
+        unsafe { self.0.bytes() }
     }
 
     fn target(&self) -> Option<*mut u8> {
@@ -640,7 +642,8 @@ impl kiln_tensor::Host for Place {
 /// Notes when nobody holds it any more.
 struct Held(Vec<u64>, Arc<AtomicBool>);
 
-impl kiln_tensor::Host for Held {
+// SAFETY: a vector that is only shared neither moves nor changes.
+unsafe impl kiln_tensor::Host for Held {
     fn bytes(&self) -> &[u8] {
         let (at, length) = (self.0.as_ptr(), 8 * self.0.len());
         // SAFETY: the numbers' own bytes.

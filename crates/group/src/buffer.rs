@@ -80,12 +80,14 @@ impl Range {
     pub fn start(&self) -> *mut u8 {
         self.at
     }
-}
 
-impl Deref for Range {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        // SAFETY: inside the region, which it holds and which was written from end to end once.
+    /// All of it.
+    ///
+    /// # Safety
+    /// Nobody writes it while this is borrowed: neither a device that computes there nor, once the buffer is given to a
+    /// collective, those who exchange it.
+    pub unsafe fn bytes(&self) -> &[u8] {
+        // SAFETY: inside the region, which it holds and which was written from end to end once; and the caller's promise.
         unsafe { std::slice::from_raw_parts(self.at, self.len) }
     }
 }

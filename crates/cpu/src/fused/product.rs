@@ -336,7 +336,8 @@ mod tests {
     /// Memory for a value, and how far it was told to be.
     struct Watched(Buffer, Arc<Mutex<Vec<usize>>>);
 
-    impl Host for Watched {
+    // SAFETY: the buffer's memory, which the test looks at when all is done.
+    unsafe impl Host for Watched {
         fn bytes(&self) -> &[u8] {
             self.0.as_slice()
         }

@@ -176,9 +176,13 @@ struct Place {
     piece: usize,
 }
 
-impl Host for Place {
+#[allow(unsafe_code)]
+// SAFETY: the range stays with its region. Pieces do not overlap; a piece is exchanged, which writes it, only once the device
+// has told that it is there or has given its content, and the tensor that is computed there is this bucket's alone.
+unsafe impl Host for Place {
     fn bytes(&self) -> &[u8] {
-        &self.range
+        // SAFETY: as above.
+        unsafe { self.range.bytes() }
     }
 
     fn target(&self) -> Option<*mut u8> {
@@ -196,7 +200,9 @@ impl Host for Place {
 /// A bucket's memory, lent to a device that reads the results from it.
 pub(crate) struct Lent(pub Buffer);
 
-impl kiln_tensor::Host for Lent {
+#[allow(unsafe_code)]
+// SAFETY: the buffer is back from its collective, and is written again only when this is gone.
+unsafe impl kiln_tensor::Host for Lent {
     fn bytes(&self) -> &[u8] {
         &self.0
     }
