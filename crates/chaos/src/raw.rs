@@ -4,6 +4,7 @@ use kiln_remote::client::core::control;
 use kiln_remote::protocol::frame::{self, Decoder};
 use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
 use kiln_remote::protocol::message::{Message, kind};
+use kiln_remote::protocol::template;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -72,6 +73,25 @@ impl Raw {
         self.seq += 1;
         let head = frame::head(self.seq, kind, [payload, &[]]);
         self.bytes(&[&head[..], payload].concat())
+    }
+
+    /// Sends a batch as a new template.
+    pub fn define(&mut self, template: u64, items: &[kiln_ir::Item]) -> bool {
+        let split = template::split(&kiln_ir::wire::Table::local(), items, kiln_device::Place::Reuse);
+        let mut bindings = kiln_ir::wire::Writer::default();
+        bindings.int(split.bindings.len() as u64);
+        template::difference(&[], &split.bindings, &mut bindings);
+        self.send(&Message::Define { template, structure: &split.structure, bindings: &bindings.bytes })
+    }
+
+    /// Why the server ended the session; nothing if it did not within 5 silent seconds.
+    pub fn ended(&mut self) -> Option<String> {
+        loop {
+            let (_, kind, payload) = self.frame()?;
+            if kind == kind::ENDED {
+                return Some(String::from_utf8_lossy(&payload).into_owned());
+            }
+        }
     }
 
     /// The next frame: number, kind, payload. Nothing at the end of the connection, or after 5 silent seconds.

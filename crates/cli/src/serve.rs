@@ -73,6 +73,9 @@ pub struct Args {
     json: bool,
 }
 
+/// The least that sessions may have waiting in all.
+const MOST_WAITING: usize = 64 << 20;
+
 /// Threads for what would hold up the one that everybody waits for: devices that open, names that are looked up.
 const BLOCKING: usize = 32;
 
@@ -139,11 +142,15 @@ async fn serve(args: Args, output: &Log) -> Result<ExitCode, Box<dyn Error>> {
     if let Some(bytes) = args.memory {
         budget.set_limit(bytes);
     }
+    // An eighth is for what has come and waits, and for what waits to be sent.
+    let network = Budget::new((budget.limit() / 8).max(MOST_WAITING));
+    budget.set_limit(budget.limit() - budget.limit() / 8);
     let quota = args.quota.unwrap_or(budget.limit() / 2);
     let grace = Duration::try_from_secs_f64(args.grace)?;
     let rules = Rules {
         allow_plain: args.allow_plain,
         task_limit: Duration::try_from_secs_f64(args.task_limit).map_err(|e| format!("--task-limit: {e}"))?,
+        network,
     };
     let registry = Registry::new(Config {
         token: Some(token),

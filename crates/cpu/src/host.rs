@@ -86,6 +86,9 @@ impl<V> std::ops::Deref for Arg<V> {
 /// Operations that may wait in the queue before the recording thread has to help.
 const MOST_QUEUED: usize = 1 << 14;
 
+/// Operands of an operation up to which their memory is used again for the result.
+const MOST_OWNED: usize = 1024;
+
 /// Failures that are kept until somebody asks for them; the first tell most.
 const MOST_FAILURES: usize = 64;
 
@@ -362,7 +365,9 @@ impl<K: Kernels> Shared<K> {
             }
         }
         for id in &node.ins {
-            let once = node.ins.iter().filter(|other| *other == id).count() == 1;
+            // Of very many operands none is worth looking for the others.
+            let once =
+                node.ins.len() <= MOST_OWNED && node.ins.iter().filter(|other| *other == id).count() == 1;
             if once && dying.contains(id) {
                 ins.extend(table.remove(id).and_then(Result::ok).map(Arg::Owned));
             } else if let Some(Ok(value)) = table.get(id) {

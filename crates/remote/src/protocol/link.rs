@@ -5,7 +5,7 @@
 //! bounds the memory of both.
 
 use super::frame::{self, Frame, HEAD};
-use super::{Message, ProtocolError};
+use super::{Message, ProtocolError, message};
 use kiln_device::Bytes;
 use std::collections::VecDeque;
 use std::io;
@@ -93,6 +93,67 @@ impl Outgoing {
     fn cost(&self) -> u64 {
         if self.lane == Lane::Urgent { 0 } else { self.body.len() }
     }
+
+    /// Bytes of memory that it takes, besides data that it shares with others.
+    fn own(&self) -> u64 {
+        OWN + self.body.fields.len() as u64
+    }
+}
+
+/// What keeping a frame takes, besides its bytes.
+const OWN: u64 = 192;
+
+/// What waits in a lane.
+#[derive(Debug)]
+enum Waiting {
+    Frame(Outgoing),
+    Content(Content),
+}
+
+impl Waiting {
+    /// Bytes of memory that it takes, besides what it shares with others.
+    fn own(&self) -> u64 {
+        match self {
+            Waiting::Frame(frame) => frame.own(),
+            Waiting::Content(_) => OWN,
+        }
+    }
+}
+
+/// The content of a value, cut into pieces when their turn comes: what waits takes no memory of its own.
+#[derive(Debug)]
+struct Content {
+    of: u64,
+    data: Bytes,
+    /// Where the next piece begins.
+    at: usize,
+    /// Pieces are compressed before they go.
+    compress: bool,
+    packed: Option<(u8, Body)>,
+}
+
+impl Content {
+    fn piece(&self) -> (u8, Body) {
+        let end = (self.at + message::PIECE).min(self.data.len());
+        message::piece(self.of, self.data.slice(self.at..end))
+    }
+}
+
+/// A piece that is to be compressed before it goes. That takes a while: it is done without the link.
+pub struct Packing {
+    lane: usize,
+    of: u64,
+    at: usize,
+    frame: (u8, Body),
+}
+
+impl Packing {
+    /// Compresses it.
+    pub fn pack(mut self) -> Packing {
+        let (kind, body) = self.frame;
+        self.frame = message::compressed(kind, body);
+        self
+    }
 }
 
 /// A frame to be sent. Its checksum is computed when it is written, outside of any lock.
@@ -149,14 +210,18 @@ impl Out {
 #[derive(Debug)]
 pub struct Link {
     /// Frames that were never sent, by lane. A frame gets its number when it is first sent.
-    waiting: [VecDeque<Outgoing>; 3],
+    waiting: [VecDeque<Waiting>; 3],
     /// Frames from `acked + 1` on that were sent; the first `flying` of them on this connection.
     unacked: VecDeque<Outgoing>,
     flying: usize,
     acked: u64,
     /// Bytes of the window taken by all frames that were ever sent.
     spent: u64,
+    /// Those of frames that were acknowledged.
+    settled: u64,
     queued: u64,
+    /// Bytes of memory that what is queued takes by itself.
+    own: u64,
     /// Bytes that the peer lets this side send since the start of the session.
     limit: u64,
     /// The last frame received in order, and the bytes of the window that all of them took.
@@ -190,7 +255,9 @@ impl Default for Link {
             flying: 0,
             acked: 0,
             spent: 0,
+            settled: 0,
             queued: 0,
+            own: 0,
             limit: WINDOW,
             received: 0,
             taken: 0,
@@ -206,7 +273,86 @@ impl Link {
     pub fn send(&mut self, lane: Lane, kind: u8, body: Body) {
         debug_assert!(body.len() <= (HEAD + frame::MOST) as u64);
         self.queued += body.len();
-        self.waiting[lane as usize].push_back(Outgoing { kind, lane, body });
+        self.wait(lane, Waiting::Frame(Outgoing { kind, lane, body }));
+    }
+
+    /// Queues the content of a value, whose pieces belong to `of`.
+    pub fn send_content(&mut self, lane: Lane, of: u64, data: Bytes, compress: bool) {
+        if data.is_empty() {
+            return;
+        }
+        self.queued += data.len() as u64;
+        self.wait(lane, Waiting::Content(Content { of, data, at: 0, compress, packed: None }));
+    }
+
+    fn wait(&mut self, lane: Lane, waiting: Waiting) {
+        self.own += waiting.own();
+        self.waiting[lane as usize].push_back(waiting);
+    }
+
+    /// Bytes of memory that what waits or is not acknowledged takes, besides data that it shares with others.
+    pub fn own_bytes(&self) -> u64 {
+        self.own
+    }
+
+    /// The next piece that is to be compressed before it goes, if that is what comes next.
+    pub fn packing(&self) -> Option<Packing> {
+        let lane = self.next_lane()?;
+        match self.waiting[lane].front()? {
+            Waiting::Content(content) if content.compress && content.packed.is_none() => {
+                Some(Packing { lane, of: content.of, at: content.at, frame: content.piece() })
+            }
+            _ => None,
+        }
+    }
+
+    /// A piece is compressed.
+    pub fn packed(&mut self, packing: Packing) {
+        if let Some(Waiting::Content(content)) = self.waiting[packing.lane].front_mut()
+            && (content.of, content.at) == (packing.of, packing.at)
+        {
+            content.packed = Some(packing.frame);
+        }
+    }
+
+    /// The lane whose frame goes next, if one may that was not sent before.
+    fn next_lane(&self) -> Option<usize> {
+        if self.flying < self.unacked.len() {
+            return None;
+        }
+        let lane = self.waiting.iter().position(|lane| !lane.is_empty())?;
+        // A frame that passes the limit goes if the limit is not reached yet, lest a long one wait forever.
+        (lane == Lane::Urgent as usize || self.spent < self.limit).then_some(lane)
+    }
+
+    /// Takes the next frame of a lane, if it is ready.
+    fn take(&mut self, lane: usize) -> Option<Outgoing> {
+        let queue = &mut self.waiting[lane];
+        let outgoing = match queue.front_mut()? {
+            Waiting::Frame(_) => match queue.pop_front()? {
+                Waiting::Frame(frame) => return Some(frame),
+                Waiting::Content(_) => return None,
+            },
+            Waiting::Content(content) => {
+                let (kind, body) = match content.packed.take() {
+                    Some(packed) => packed,
+                    None if content.compress => return None,
+                    None => content.piece(),
+                };
+                let end = (content.at + message::PIECE).min(content.data.len());
+                self.queued = self.queued - (end - content.at) as u64 + body.len();
+                content.at = end;
+                let lane = [Lane::Urgent, Lane::Normal, Lane::Background][lane];
+                let outgoing = Outgoing { kind, lane, body };
+                self.own += outgoing.own();
+                if content.at == content.data.len() {
+                    self.own -= OWN;
+                    queue.pop_front();
+                }
+                outgoing
+            }
+        };
+        Some(outgoing)
     }
 
     /// Bytes that wait or are not acknowledged.
@@ -227,12 +373,7 @@ impl Link {
     /// The next frame that may be sent now.
     pub fn next(&mut self) -> Option<Out> {
         if self.flying == self.unacked.len() {
-            let lane = self.waiting.iter().position(|lane| !lane.is_empty())?;
-            // A frame that passes the limit goes if the limit is not reached yet, lest a long one wait forever.
-            if lane != Lane::Urgent as usize && self.spent >= self.limit {
-                return None;
-            }
-            let next = self.waiting[lane].pop_front()?;
+            let next = self.next_lane().and_then(|lane| self.take(lane))?;
             self.spent += next.cost();
             self.unacked.push_back(next);
         }
@@ -246,6 +387,11 @@ impl Link {
 
     /// Takes a numbered frame, of the sender's `lane`. False for one that came before: it is dropped.
     pub fn accept(&mut self, frame: &Frame<'_>, lane: Lane) -> Result<bool, ProtocolError> {
+        self.accept_as(frame, frame.payload.len(), lane)
+    }
+
+    /// The same for a frame whose payload was `len` bytes on its way.
+    pub fn accept_as(&mut self, frame: &Frame<'_>, len: usize, lane: Lane) -> Result<bool, ProtocolError> {
         if frame.seq <= self.received {
             return Ok(false);
         }
@@ -253,7 +399,7 @@ impl Link {
         if frame.seq != want {
             return Err(ProtocolError::Gap { got: frame.seq, want });
         }
-        let len = (HEAD + frame.payload.len()) as u64;
+        let len = (HEAD + len) as u64;
         if lane != Lane::Urgent {
             if self.taken >= self.released + WINDOW {
                 return Err(ProtocolError::Window);
@@ -280,12 +426,15 @@ impl Link {
         while self.acked < seq {
             if let Some(done) = self.unacked.pop_front() {
                 self.queued -= done.body.len();
+                self.own -= done.own();
+                self.settled += done.cost();
                 self.flying = self.flying.saturating_sub(1);
             }
             self.acked += 1;
         }
-        // An acknowledgement may be overtaken by a newer one: a window never shrinks.
-        self.limit = self.limit.max(limit);
+        // An acknowledgement may be overtaken by a newer one: a window never shrinks. Who grants more than a window beyond
+        // what it has taken would have all of it kept here.
+        self.limit = self.limit.max(limit.min(self.settled + WINDOW));
         Ok(())
     }
 
@@ -413,6 +562,59 @@ mod tests {
         let gap = a.accept(&Frame { seq: 2, kind: 20, payload: &[] }, Lane::Normal);
         assert_eq!(gap, Err(ProtocolError::Gap { got: 2, want: 1 }));
         assert_eq!(a.acknowledged(1, 0), Err(ProtocolError::Ack { got: 1, sent: 0 }));
+    }
+
+    #[test]
+    fn an_answer_that_waits_is_cut_when_its_turn_comes() {
+        let data = Bytes::new(vec![7u8; 64 << 20]);
+        for compress in [false, true] {
+            let (mut a, mut b) = (Link::default(), Link::default());
+            for of in 0..1000 {
+                a.send_content(Lane::Normal, of, data.clone(), compress);
+            }
+            assert_eq!(a.queued_bytes(), 1000 * (64 << 20));
+            assert!(a.own_bytes() < 1000 * 300, "{} bytes for what is not cut yet", a.own_bytes());
+            let mut got = 0;
+            let mut decoder = Decoder::default();
+            while got < 65 << 20 {
+                if let Some(packing) = a.packing() {
+                    assert!(a.next().is_none(), "not before it is compressed");
+                    a.packed(packing.pack());
+                }
+                let Some(out) = a.next() else {
+                    let Some(Message::Ack { seq, limit }) = b.acknowledge(true) else { panic!("no window") };
+                    a.acknowledged(seq, limit).unwrap();
+                    continue;
+                };
+                decoder.feed(&bytes(out));
+                let frame = decoder.next().unwrap().unwrap();
+                assert!(b.accept(&frame, Lane::Normal).unwrap());
+                let mut room = Vec::new();
+                match Message::decode(frame.kind, frame.payload, &mut room).unwrap() {
+                    Message::Piece { of, bytes } => {
+                        assert_eq!(of, (got >> 26) as u64);
+                        got += bytes.len();
+                    }
+                    other => panic!("{other:?}"),
+                }
+                b.release(frame.payload.len());
+            }
+            let Some(Message::Ack { seq, limit }) = b.acknowledge(true) else { panic!("news") };
+            a.acknowledged(seq, limit).unwrap();
+            assert!(a.own_bytes() < 1000 * 300);
+        }
+    }
+
+    #[test]
+    fn a_window_that_is_granted_without_an_acknowledgement_is_not_believed() {
+        let mut a = Link::default();
+        a.send_content(Lane::Normal, 1, Bytes::new(vec![7u8; 256 << 20]), false);
+        let mut sent = 0;
+        for _ in 0..1000 {
+            a.acknowledged(0, u64::MAX).unwrap();
+            sent += std::iter::from_fn(|| a.next()).count();
+        }
+        assert!(sent * message::PIECE <= 2 * WINDOW as usize, "{sent} pieces are kept");
     }
 
     #[test]

@@ -327,6 +327,25 @@ pub fn lane(kind: u8) -> Lane {
     }
 }
 
+/// The frame that carries `data` as the next piece of `of`, without copying it.
+pub fn piece(of: u64, data: Bytes) -> (u8, Body) {
+    let mut fields = Writer::default();
+    fields.int(of);
+    (kind::PIECE, Body { fields: fields.bytes, data: Some(data), later: None })
+}
+
+/// The kind that a compressed piece is of; nothing for any other frame.
+pub fn compressed_piece(kind: u8) -> Option<u8> {
+    let plain = kind & !COMPRESSED;
+    (kind & COMPRESSED != 0 && matches!(plain, kind::PIECE | kind::SUPPLY)).then_some(plain)
+}
+
+/// Whether a client may compress messages of this kind.
+pub fn may_be_compressed(kind: u8) -> bool {
+    kind & COMPRESSED == 0
+        || matches!(kind & !COMPRESSED, kind::PIECE | kind::SUPPLY | kind::DEFINE | kind::CALL)
+}
+
 /// The frames that carry `bytes` as transfer `of`, without copying them.
 pub fn pieces(of: u64, bytes: &Bytes, compress: bool) -> impl Iterator<Item = (u8, Body)> {
     let mut fields = Writer::default();
@@ -384,7 +403,8 @@ pub fn compressed(kind: u8, body: Body) -> (u8, Body) {
     }
 }
 
-fn expand(payload: &[u8]) -> Result<Vec<u8>, ProtocolError> {
+/// What a compressed payload was.
+pub fn expand(payload: &[u8]) -> Result<Vec<u8>, ProtocolError> {
     let bad = ProtocolError::Wire(WireError::Malformed { what: "compressed payload" });
     // The size stands first and is believed only up to what a frame may hold.
     let (size, packed) = lz4_flex::block::uncompressed_size(payload).map_err(|_| bad.clone())?;

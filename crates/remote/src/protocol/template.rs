@@ -15,7 +15,11 @@ use std::sync::Arc;
 /// Templates that a session keeps at most.
 pub const MOST: usize = 256;
 /// Bytes that a receiver keeps for them at most. A sender that cuts its batches stays far below.
-const MOST_BYTES: usize = 256 << 20;
+const MOST_BYTES: usize = 64 << 20;
+/// Items of a batch. A sender that cuts its batches stays far below.
+const MOST_ITEMS: usize = 8192;
+/// Operands of an operation.
+const MOST_OPERANDS: usize = 1 << 16;
 
 /// A batch as structure and bindings.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -72,6 +76,9 @@ pub fn join(table: &Table, structure: &[u8], bindings: &[u64]) -> Result<Batch, 
         _ => return Err(WireError::Malformed { what: "place" }.into()),
     };
     let count = lower.r.length(2)?;
+    if count > MOST_ITEMS {
+        return Err(ProtocolError::Misuse("a batch of too many operations"));
+    }
     let base = lower.binding()?;
     let mut due = base;
     let mut names: Vec<Id> = Vec::new();
@@ -82,6 +89,9 @@ pub fn join(table: &Table, structure: &[u8], bindings: &[u64]) -> Result<Batch, 
             Some(op) => {
                 let op = table.build(op, &mut lower)?;
                 let ins = lower.r.length(1)?;
+                if ins > MOST_OPERANDS {
+                    return Err(ProtocolError::Misuse("an operation with too many operands"));
+                }
                 let ins = (0..ins).map(|_| lower.referred(&mut names, base)).collect::<Result<_, _>>()?;
                 let mut node = Node { op, ins, outs: Default::default() };
                 // Results take no bytes of their own; no operation of the table has more than this.

@@ -1,7 +1,7 @@
 //! Values that arrive in pieces.
 
 use crate::protocol::ProtocolError;
-use kiln_device::{Bytes, Data, Error, Room};
+use kiln_device::{Bytes, Data, Error, Place, Room};
 use kiln_ir::Meta;
 
 /// A value under way: an upload, or a fetch from another server.
@@ -16,6 +16,16 @@ pub struct Assembly {
     pub memory: Memory,
     /// Its direct way failed: the client sends the pieces itself.
     pub lost: bool,
+    /// Where it is to be.
+    pub place: Place,
+    /// It comes from another server, which has been asked for it.
+    pub begun: bool,
+    /// The device was asked for room in its turn.
+    pub asked: bool,
+    /// Bytes of the window that its client gets back when the stream has come to it.
+    pub owed: usize,
+    /// Bytes that were gathered before the stream has come to it.
+    pub ahead: usize,
 }
 
 /// Where a value under way is gathered.
@@ -25,9 +35,9 @@ pub enum Memory {
     /// In memory that grows with what arrives.
     Grown(Vec<u8>),
     /// It is all there, in another session's memory.
-    Whole(Data),
+    Whole(Box<Data>),
     /// There will be none, and its pieces are dropped.
-    None(Error),
+    None(Box<Error>),
 }
 
 impl Assembly {
@@ -51,7 +61,8 @@ impl Assembly {
                 Ok(()) => held.extend_from_slice(bytes),
                 Err(_) => {
                     let asked = self.meta.bytes();
-                    self.memory = Memory::None(Error::OutOfMemory { asked, free: 0, limit: usize::MAX });
+                    let error = Error::OutOfMemory { asked, free: 0, limit: usize::MAX };
+                    self.memory = Memory::None(Box::new(error));
                 }
             },
             Memory::Whole(_) | Memory::None(_) => return Ok(()),
@@ -66,7 +77,7 @@ impl Assembly {
             Memory::Room(room) => Ok(room.done()),
             Memory::Grown(held) => Ok(Bytes::new(held)),
             Memory::Whole(data) => Ok(data.bytes),
-            Memory::None(error) => Err(error),
+            Memory::None(error) => Err(*error),
         }
     }
 }

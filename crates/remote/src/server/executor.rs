@@ -5,9 +5,9 @@ use super::names::Names;
 use super::session::{Expose, Quota, Task};
 use crate::protocol::message::{self, Message, Query};
 use crate::protocol::template::Receiver;
-use crate::protocol::{Body, ProtocolError};
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Urgency};
-use kiln_ir::wire::Table;
+use crate::protocol::{Body, ProtocolError, fault};
+use kiln_device::{Batch, Budget, Bytes, Data, Device, Error, Place, Share, Urgency};
+use kiln_ir::wire::{Table, Writer};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, Scalar, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -37,6 +37,13 @@ impl Reply {
     }
 }
 
+/// About how many bytes an error takes.
+fn weight(error: &Error) -> usize {
+    let mut w = Writer::default();
+    fault::encode(error, &mut w);
+    size_of::<Error>() + 2 * w.bytes.len()
+}
+
 /// The half of a session that computes.
 pub struct Executor {
     device: Arc<dyn Device>,
@@ -46,16 +53,76 @@ pub struct Executor {
     values: FxHashMap<Id, Result<Meta, Arc<Error>>>,
     names: Names,
     bytes: usize,
+    /// Bytes of the errors among them.
+    errors: usize,
     quota: Quota,
+    /// What the client asked for, see [`Query::Limit`].
+    limit: usize,
+    /// Bytes that tables take beyond what is free, when they were last settled: they are no room for values.
+    settled: usize,
+    /// The same as the process sees it.
+    share: Option<Share>,
     operations: u64,
 }
+
+/// What naming a value takes here and in the device.
+const ENTRY: usize = 512;
+/// Bytes of tables, templates and errors that a session has besides its quota.
+const FREE: usize = 8 << 20;
+/// Changes of the tables that are worth settling.
+const STEP: usize = 1 << 20;
 
 impl Executor {
     /// An executor on a device of its own, for a client with this table.
     pub fn new(device: Arc<dyn Device>, table: Table, quota: Quota) -> Executor {
         device.limit((quota.bytes != usize::MAX).then_some(quota.bytes));
         let (templates, values) = (Receiver::default(), FxHashMap::default());
-        Executor { device, table, templates, values, names: Names::default(), bytes: 0, quota, operations: 0 }
+        let share = Budget::process().take(0).ok();
+        let (limit, settled) = (quota.bytes, 0);
+        Executor {
+            device,
+            table,
+            templates,
+            values,
+            names: Names::default(),
+            bytes: 0,
+            errors: 0,
+            quota,
+            limit,
+            settled,
+            share,
+            operations: 0,
+        }
+    }
+
+    /// Bytes that tables, templates and errors take, beyond what every session has.
+    fn tables(&self) -> usize {
+        let taken = self.values.len() * ENTRY + self.errors + 2 * self.templates.held().0;
+        taken.saturating_sub(FREE)
+    }
+
+    /// What the tables take is no room for values any more.
+    fn settle(&mut self) -> Result<(), ProtocolError> {
+        let tables = self.tables();
+        if tables.abs_diff(self.settled) < STEP && (tables > 0) == (self.settled > 0) {
+            return Ok(());
+        }
+        if tables > self.quota.bytes {
+            return Err(ProtocolError::Misuse("more values than the quota allows"));
+        }
+        if self.share.as_mut().is_some_and(|share| share.resize(tables).is_err()) {
+            return Err(ProtocolError::Misuse("more values than the server has memory for"));
+        }
+        self.settled = tables;
+        self.bound();
+        Ok(())
+    }
+
+    /// Tells the device how much it may hold.
+    fn bound(&self) {
+        let limit = self.limit.min(self.quota.bytes);
+        let left = limit.saturating_sub(self.settled);
+        self.device.limit((limit != usize::MAX).then_some(left));
     }
 
     /// Does a task. An error means that the client does not keep to the protocol: the session ends.
@@ -76,7 +143,10 @@ impl Executor {
                 let batch = self.templates.call(&self.table, template, bindings)?;
                 self.batch(batch, &mut replies)?;
             }
-            Message::Poison { id, error } => self.define(id, Err(Arc::new(error)))?,
+            Message::Poison { id, error } => {
+                let error = self.failed(error);
+                self.define(id, Err(error))?;
+            }
             Message::Forget { template } => self.templates.forget(template),
             Message::Upload { id, meta, place, .. } | Message::Fetch { id, meta, place, .. } => {
                 self.upload(id, meta, place, upload, &mut replies)?
@@ -107,9 +177,8 @@ impl Executor {
                     Query::Memory => {}
                     Query::Cleanup => self.device.cleanup(),
                     Query::Limit(limit) => {
-                        let asked = limit.map_or(usize::MAX, |x| usize::try_from(x).unwrap_or(usize::MAX));
-                        let limit = asked.min(self.quota.bytes);
-                        self.device.limit((limit != usize::MAX).then_some(limit));
+                        self.limit = limit.map_or(usize::MAX, |x| usize::try_from(x).unwrap_or(usize::MAX));
+                        self.bound();
                     }
                 }
                 let content = message::encode_memory(&self.device.memory());
@@ -117,6 +186,7 @@ impl Executor {
             }
             _ => return Err(ProtocolError::Kind(task.kind)),
         }
+        self.settle()?;
         for error in self.device.failures() {
             if let Error::Failed { value, .. } = error {
                 replies.push(Reply::of(Message::Fault { value, error }));
@@ -188,7 +258,7 @@ impl Executor {
                 self.submit(std::mem::take(due), place);
                 let failed = node.ins.iter().find_map(|id| self.device.read(*id).wait().err());
                 let error = match failed {
-                    Some(error) => Arc::new(error),
+                    Some(error) => self.failed(error),
                     None => self.fault(node.op.name(), value, cause.into(), replies),
                 };
                 node.outs.iter().try_for_each(|id| self.define(*id, Err(error.clone())))?;
@@ -216,7 +286,8 @@ impl Executor {
                 let Some((at, cause)) = first else { return Ok(None) };
                 let refused =
                     Error::StepRefused { at, path: String::new(), origin: None, cause: Some(cause) };
-                self.fault(node.op.name(), *value, refused, replies);
+                let told = self.fault(node.op.name(), *value, refused, replies);
+                self.let_go(told);
                 (Op::Full { shape: [].into(), value: Scalar::from_bits(DType::Bool, 0) }, None)
             }
             (Op::Commit, [ok, new, old], [_]) if failed(ok).is_some() || failed(new).is_some() => {
@@ -243,11 +314,24 @@ impl Executor {
     fn fault(&mut self, op: &str, value: Id, cause: Error, replies: &mut Vec<Reply>) -> Arc<Error> {
         let error = Error::Failed { op: op.into(), value, origin: None, cause: Arc::new(cause) };
         replies.push(Reply::of(Message::Fault { value, error: error.clone() }));
+        self.failed(error)
+    }
+
+    /// An error that is kept for values, and counted.
+    fn failed(&mut self, error: Error) -> Arc<Error> {
+        self.errors += weight(&error);
         Arc::new(error)
     }
 
+    /// An error that a value had, perhaps the last one that failed for this reason.
+    fn let_go(&mut self, error: Arc<Error>) {
+        if Arc::strong_count(&error) == 1 {
+            self.errors = self.errors.saturating_sub(weight(&error));
+        }
+    }
+
     fn define(&mut self, id: Id, value: Result<Meta, Arc<Error>>) -> Result<(), ProtocolError> {
-        if self.values.len() >= self.quota.values {
+        if self.values.len() >= self.quota.values || self.tables() > self.quota.bytes {
             return Err(ProtocolError::Misuse("more values than the quota allows"));
         }
         if id.is_reserved() {
@@ -267,7 +351,11 @@ impl Executor {
                 self.bytes = self.bytes.saturating_sub(meta.bytes());
                 Ok(true)
             }
-            Some(Err(_)) | None => Ok(false),
+            Some(Err(error)) => {
+                self.let_go(error);
+                Ok(false)
+            }
+            None => Ok(false),
         }
     }
 
@@ -288,7 +376,10 @@ impl Executor {
                 Ok(())
             }
             // What failed elsewhere was told there.
-            Some(Err(error @ Error::Failed { .. })) => self.define(id, Err(Arc::new(error))),
+            Some(Err(error @ Error::Failed { .. })) => {
+                let error = self.failed(error);
+                self.define(id, Err(error))
+            }
             Some(Err(cause)) => {
                 let error = self.fault("write", id, cause, replies);
                 self.define(id, Err(error))

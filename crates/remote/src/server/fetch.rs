@@ -71,23 +71,37 @@ impl Server {
                 }
                 Order::Fetch(fetch) => {
                     let mut fetches = client.fetches.lock().unwrap_or_else(|e| e.into_inner());
-                    if fetches.running < MOST_FETCHES {
-                        fetches.running += 1;
-                        drop(fetches);
-                        tokio::spawn(server.fetch_all(client, fetch));
-                    } else {
-                        fetches.waiting.push_back(fetch);
-                    }
+                    fetches.waiting.push_back(fetch);
                 }
                 Order::Recall(request, capability) => {
                     tokio::spawn(async move {
                         let unknown = Error::Peer { message: Refusal::Capability.to_string() };
                         let value = server.shown(&capability, Some(client.number)).await;
                         client.session().recalled(request, value.unwrap_or(Err(unknown)));
+                        server.obey(&client);
                         client.news.notify_one();
                     });
                 }
             }
+        }
+        self.start_fetches(client);
+    }
+
+    /// Begins what may be fetched now, in the order of the stream.
+    pub(super) fn start_fetches(self: &Arc<Server>, client: &Arc<Client>) {
+        let mut fetches = client.fetches.lock().unwrap_or_else(|e| e.into_inner());
+        while fetches.running < MOST_FETCHES
+            && let Some(fetch) = fetches.waiting.front()
+            && client.session().begin_fetch(fetch.transfer, fetch.incarnation == self.registry.incarnation())
+            && let Some(fetch) = fetches.waiting.pop_front()
+        {
+            fetches.running += 1;
+            let (server, client) = (self.clone(), client.clone());
+            tokio::spawn(async move {
+                server.fetch(&client, fetch).await;
+                client.fetches.lock().unwrap_or_else(|e| e.into_inner()).running -= 1;
+                server.start_fetches(&client);
+            });
         }
     }
 
@@ -98,17 +112,6 @@ impl Server {
             return None;
         }
         exposure.value().await
-    }
-
-    /// Fetches values for a session one after another, as long as some wait.
-    async fn fetch_all(self: Arc<Server>, client: Arc<Client>, first: Fetch) {
-        let mut next = Some(first);
-        while let Some(fetch) = next {
-            self.fetch(&client, fetch).await;
-            let mut fetches = client.fetches.lock().unwrap_or_else(|e| e.into_inner());
-            next = fetches.waiting.pop_front();
-            fetches.running -= usize::from(next.is_none());
-        }
     }
 
     /// Fetches a value for a session that waits for it.
@@ -159,6 +162,9 @@ impl Server {
                 Ok(()) => return Ok(()),
                 Err(Stop::Refused(reason)) => return Err(Way::Failed(format!("{address}: {reason}"))),
                 Err(Stop::Broken(e)) => {
+                    if !client.session().wants(fetch.transfer) {
+                        return Ok(());
+                    }
                     let further = client.session().fetched(fetch.transfer) > before;
                     failures = if further { 1 } else { failures + 1 };
                     if failures >= MOST_FAILURES || client.is_over() {

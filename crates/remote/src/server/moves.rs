@@ -185,8 +185,8 @@ impl Moves {
         drop(gone);
     }
 
-    /// Ends what nobody fetched in time, and what belongs to sessions that are gone.
-    pub fn expire(&self, alive: impl Fn(u64) -> bool) {
+    /// Ends what nobody fetched in time, and what belongs to sessions that are gone. Gives it back to be dropped.
+    pub fn expire(&self, alive: impl Fn(u64) -> bool) -> Vec<Arc<Exposure>> {
         let now = Instant::now();
         let mut exposed = self.lock();
         let over = |e: &Exposure| e.lock().end.is_some_and(|end| end <= now) || !alive(e.session);
@@ -194,10 +194,11 @@ impl Moves {
             exposed.by.iter().filter(|(_, e)| over(e)).map(|(capability, _)| *capability).collect();
         let gone: Vec<_> = gone.iter().filter_map(|capability| exposed.remove(capability)).collect();
         drop(exposed);
-        for exposure in gone {
+        for exposure in &gone {
             exposure.lock().over = true;
             exposure.ready.notify_waiters();
         }
+        gone
     }
 
     /// Exposures now.
@@ -339,6 +340,22 @@ mod tests {
         assert_eq!(moves.count(), 1);
         moves.done(&[1; 32]);
         assert_eq!(moves.count(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_a_session_exposes_is_not_replaced_by_another_and_bounded() {
+        let moves = Moves::default();
+        moves.expose(7, shown([1; 32], 1, LONGEST));
+        let other = Data::new(Meta::new(DType::U8, [1]), Bytes::new(vec![9u8]));
+        let (fetches, patience) = (1, LONGEST);
+        moves.expose(8, Shown { capability: [1; 32], fetches, patience, value: Ok(other) });
+        assert!(!moves.announce(8, [1; 32]));
+        let there = moves.find(&[1; 32]).await.unwrap();
+        assert_eq!((there.session(), there.value().await.unwrap().unwrap().bytes.len()), (7, 3));
+        let name = |n: usize| std::array::from_fn(|i| n.to_le_bytes().get(i).copied().unwrap_or(77));
+        let most = (0..).take_while(|&n| moves.announce(9, name(n))).count();
+        assert_eq!(most, MOST_OF_SESSION);
+        assert!(moves.announce(10, name(1 << 30)), "others may go on");
     }
 
     #[tokio::test]

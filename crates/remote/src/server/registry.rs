@@ -7,12 +7,12 @@ use super::session::{Quota, Session};
 use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
 use crate::protocol::message::Capability;
 use crate::protocol::{ProtocolError, VERSIONS};
-use kiln_device::{Device, DeviceInfo};
+use kiln_device::{Budget, Device, DeviceInfo};
 use kiln_ir::wire::{Reader, Table, Writer};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Opens a device for a session, by one of the names that are offered.
 pub type Factory = dyn Fn(&str) -> Option<Arc<dyn Device>> + Send + Sync;
@@ -46,11 +46,14 @@ pub struct Rules {
     pub allow_plain: bool,
     /// How long a task may compute.
     pub task_limit: Duration,
+    /// What all sessions together may hold of what has come and is not executed, and of what waits to be sent.
+    pub network: Arc<Budget>,
 }
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { allow_plain: false, task_limit: Duration::from_secs(3600) }
+        let network = Budget::new(usize::MAX);
+        Rules { allow_plain: false, task_limit: Duration::from_secs(3600), network }
     }
 }
 
@@ -74,6 +77,10 @@ pub struct Client {
     lost_at: AtomicU64,
     /// It broke the protocol, or ended: nothing of it is executed any more.
     over: AtomicBool,
+    /// When its present task began.
+    since: Mutex<Option<Instant>>,
+    /// Tells older connections that a newer one is there.
+    newer: tokio::sync::Notify,
     reason: Mutex<Option<String>>,
     /// Microseconds of the device that it has used, as far as fairness goes.
     pub(super) used: AtomicU64,
@@ -119,10 +126,32 @@ impl Client {
         self.over.load(Ordering::Acquire)
     }
 
-    /// Ends it.
+    /// Ends it: what it computes stops too.
     pub fn end(&self) {
         self.over.store(true, Ordering::Release);
+        self.computer.stop();
         self.news.notify_one();
+    }
+
+    /// Ready when a newer connection has the session.
+    pub(super) async fn superseded(&self, epoch: u64) {
+        loop {
+            let mut newer = std::pin::pin!(self.newer.notified());
+            newer.as_mut().enable();
+            if self.epoch.load(Ordering::Acquire) != epoch {
+                return;
+            }
+            newer.await;
+        }
+    }
+
+    /// How long it has been computing one task.
+    pub fn computing(&self) -> Option<Duration> {
+        self.since.lock().unwrap_or_else(|e| e.into_inner()).map(|since| since.elapsed())
+    }
+
+    fn computes(&self, since: Option<Instant>) {
+        *self.since.lock().unwrap_or_else(|e| e.into_inner()) = since;
     }
 
     /// Ends it for a reason that its client is told.
@@ -142,16 +171,31 @@ impl Client {
         if self.is_over() {
             return Ok(None);
         }
+        // Looking for what is exposed, and making it dense, takes the device too.
+        let start = Instant::now();
+        self.computes(Some(start));
+        let outcome = self.task(&mut executor, start);
+        self.computes(None);
+        outcome
+    }
+
+    fn task(&self, executor: &mut Executor, start: Instant) -> Result<Option<u64>, ProtocolError> {
         let exposes = self.session().exposes();
+        let mut looked = 0;
         if !exposes.is_empty() {
             let (shown, later) = executor.show(exposes);
             self.session().expose_later(later);
+            let some = !shown.is_empty();
             shown.into_iter().for_each(|shown| self.moves.expose(self.number, shown));
+            looked = start.elapsed().as_micros() as u64;
+            if some && !self.session().is_ready() {
+                return Ok(Some(looked));
+            }
         }
         let Some((task, upload)) = self.session().take() else { return Ok(None) };
         let (replies, micros) = executor.run(&task, upload)?;
         self.session().finish(&task, replies, micros);
-        Ok(Some(micros))
+        Ok(Some(micros + looked))
     }
 }
 
@@ -278,6 +322,8 @@ impl Registry {
         let mut secret = [0; 32];
         (self.config.random)(&mut secret);
         let number = word(&self.config.random);
+        let share = self.rules.network.take(0).ok();
+        let session = Session::new(driver.clone(), self.config.quota, hello.compress).with_share(share);
         let client = Arc::new(Client {
             number,
             program: plain(&hello.program),
@@ -286,10 +332,12 @@ impl Registry {
             info: driver.info(),
             computer: driver.clone(),
             epoch: AtomicU64::new(0),
-            session: Mutex::new(Session::new(driver.clone(), self.config.quota, hello.compress)),
+            session: Mutex::new(session),
             executor: Mutex::new(Executor::new(driver, table, self.config.quota)),
             lost_at: AtomicU64::new(u64::MAX),
             over: AtomicBool::new(false),
+            since: Mutex::default(),
+            newer: tokio::sync::Notify::new(),
             reason: Mutex::default(),
             used: AtomicU64::new(0),
             claimed: AtomicBool::new(false),
@@ -331,6 +379,7 @@ impl Registry {
         }
         let resumed = half.resume(received).map_err(|_| Refusal::Session)?;
         drop(half);
+        client.newer.notify_waiters();
         Ok((client, resumed))
     }
 
@@ -372,6 +421,16 @@ impl Registry {
     pub fn lost(&self, client: &Client, epoch: u64, now: Duration) {
         if client.is_current(epoch) {
             client.lost_at.store(now.as_millis() as u64, Ordering::Release);
+        }
+    }
+
+    /// Ends sessions with a task that takes longer than it may.
+    pub fn hurry(&self) {
+        let limit = self.rules.task_limit;
+        for client in self.list() {
+            if client.computing().is_some_and(|time| time > limit) && !client.is_over() {
+                client.end_because("a task computed for longer than --task-limit allows");
+            }
         }
     }
 

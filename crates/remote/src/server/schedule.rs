@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// How long a session computes before others are looked at. A task is never cut.
 pub const QUANTUM: Duration = Duration::from_millis(5);
 
+/// Workers that may be added while tasks take long.
+const MOST_EXTRA: usize = 64;
+
 /// The sessions with something to do.
 #[derive(Default)]
 pub struct Schedule {
@@ -22,6 +25,10 @@ pub struct Schedule {
 
 #[derive(Default)]
 struct State {
+    /// When a worker last looked for something to do.
+    picked: Option<Instant>,
+    /// Workers that were added because the others were busy for long.
+    extra: usize,
     ready: Vec<Arc<Client>>,
     /// The least used of what was picked last: new-comers start here.
     level: u64,
@@ -48,10 +55,45 @@ impl Schedule {
 
     /// Computes until the schedule is stopped.
     pub fn serve(&self) {
+        self.work(false);
+    }
+
+    /// Whether somebody has waited for `limit` because all workers have long tasks: another worker is due, which is to
+    /// call [`Schedule::help`].
+    pub fn is_stuck(&self, limit: Duration) -> bool {
+        let mut state = self.lock();
+        let stuck = !state.ready.is_empty()
+            && state.extra < MOST_EXTRA
+            && !state.stopped
+            && state.picked.is_some_and(|picked| picked.elapsed() > limit);
+        state.extra += usize::from(stuck);
+        stuck
+    }
+
+    /// Computes until nobody waits any more.
+    pub fn help(&self) {
+        // Given back however it ends.
+        struct Extra<'a>(&'a Schedule);
+        impl Drop for Extra<'_> {
+            fn drop(&mut self) {
+                self.0.lock().extra -= 1;
+            }
+        }
+        let _extra = Extra(self);
+        self.work(true);
+    }
+
+    /// There was no thread for another worker.
+    pub fn gave_up(&self) {
+        self.lock().extra -= 1;
+    }
+
+    fn work(&self, extra: bool) {
         loop {
             let client = {
                 let mut state = self.lock();
                 loop {
+                    state.picked = Some(Instant::now());
                     let least = |c: &Arc<Client>| c.used.load(Ordering::Relaxed);
                     let next = (0..state.ready.len()).min_by_key(|&i| least(&state.ready[i]));
                     if let Some(next) = next {
@@ -60,7 +102,7 @@ impl Schedule {
                         state.running += 1;
                         break client;
                     }
-                    if state.stopped {
+                    if state.stopped || extra {
                         return;
                     }
                     state = self.work.wait(state).unwrap_or_else(|e| e.into_inner());

@@ -9,9 +9,9 @@ use super::schedule::Schedule;
 use super::session::Step;
 use super::strangers::{Peer, Stranger, Strangers};
 use crate::client::core::control;
-use crate::protocol::frame::{self, Decoder};
+use crate::protocol::frame::{self, Decoder, Frame};
 use crate::protocol::greeting::{Refusal, Welcome};
-use crate::protocol::message::{Capability, Message, kind};
+use crate::protocol::message::{self, Capability, Message, kind};
 use crate::transport::{Gather, Rewound, Stream};
 use std::collections::HashMap;
 use std::io;
@@ -43,6 +43,10 @@ const MOST_SUSPECTS: usize = 1024;
 const MOST_WATCHERS: usize = 64;
 /// How old the status may be that is told.
 const STATUS: Duration = Duration::from_secs(1);
+/// How long sessions may wait because all workers have long tasks.
+const STUCK: Duration = Duration::from_millis(500);
+/// Bytes taken in at once after which others have their turn.
+const MUCH: usize = 16 << 10;
 /// Exposures that are looked through at every beat of the housekeeping.
 const FEW: usize = 4096;
 /// Lines of the log in a second that strangers may cause.
@@ -272,19 +276,28 @@ impl Server {
     async fn housekeeping(self: Arc<Server>) {
         for beat in 0u64.. {
             tokio::time::sleep(Duration::from_millis(100)).await;
+            self.registry.hurry();
+            // Those with short tasks do not wait for those with long ones.
+            if self.schedule.is_stuck(STUCK) {
+                let server = self.clone();
+                let named = std::thread::Builder::new().name("kiln-work-more".into());
+                if named.spawn(move || server.schedule.help()).is_err() {
+                    self.schedule.gave_up();
+                }
+            }
             let gone = self.registry.expire(self.now());
             // Many are looked through less often.
+            let mut unused = Vec::new();
             if beat % 10 == 0 || self.registry.moves().count() < FEW {
-                self.registry.moves().expire(|session| self.registry.is_open(session));
+                unused = self.registry.moves().expire(|session| self.registry.is_open(session));
             }
             for client in &gone {
                 let reason = client.reason();
                 let reason = reason.as_deref().unwrap_or("its lease is over, or it said goodbye");
                 (self.log)(Event::Ended { session: client.number, reason });
             }
-            // Freeing much memory takes its time, and this thread has other things to do.
-            if !gone.is_empty() {
-                let _ = std::thread::Builder::new().name("kiln-drop".into()).spawn(move || drop(gone));
+            if !gone.is_empty() || !unused.is_empty() {
+                dropped((gone, unused));
             }
         }
     }
@@ -469,6 +482,7 @@ impl Server {
             Ok(Ok(())) => tokio::select! {
                 end = self.receive(client, *epoch, reader, decoder) => end,
                 end = self.send(client, *epoch, writer) => end,
+                () = client.superseded(*epoch) => "a newer connection has it".into(),
             },
         };
         if client.is_current(*epoch) {
@@ -560,7 +574,23 @@ impl Server {
                 let step = match decoder.next() {
                     Ok(None) => break,
                     Ok(Some(_)) if !client.is_current(epoch) => return "a newer connection has it".into(),
-                    Ok(Some(frame)) => client.session().receive(&frame),
+                    Ok(Some(frame)) => match message::compressed_piece(frame.kind) {
+                        None => client.session().receive(&frame),
+                        Some(kind) => {
+                            // Expanding takes a while, which is not everybody's.
+                            let (seq, packed, len) = (frame.seq, frame.payload.to_vec(), frame.payload.len());
+                            let expand = move || message::expand(&packed);
+                            match tokio::task::spawn_blocking(expand).await {
+                                Ok(Ok(payload)) if client.is_current(epoch) => {
+                                    let frame = Frame { seq, kind, payload: &payload };
+                                    client.session().receive_as(&frame, len)
+                                }
+                                Ok(Ok(_)) => return "a newer connection has it".into(),
+                                Ok(Err(e)) => Err(e),
+                                Err(e) => return e.to_string(),
+                            }
+                        }
+                    },
                     Err(e) => return e.to_string(),
                 };
                 match step {
@@ -583,16 +613,26 @@ impl Server {
                 heard = tokio::time::Instant::now();
             }
             let room = decoder.next_room();
-            match tokio::time::timeout_at(heard + patience, reader.read(room)).await {
+            let n = match tokio::time::timeout_at(heard + patience, reader.read(room)).await {
                 Err(_) => return format!("silent for {patience:?}"),
                 Ok(Ok(0)) => return "the connection ended".into(),
-                Ok(Ok(n)) => decoder.filled(n),
+                Ok(Ok(n)) => n,
                 Ok(Err(e)) => return e.to_string(),
+            };
+            decoder.filled(n);
+            if n >= MUCH {
+                // Who always has more to say gives others their turn.
+                tokio::task::yield_now().await;
             }
         }
     }
 
-    async fn send(&self, client: &Arc<Client>, epoch: u64, mut writer: WriteHalf<Stream>) -> String {
+    async fn send(
+        self: &Arc<Server>,
+        client: &Arc<Client>,
+        epoch: u64,
+        mut writer: WriteHalf<Stream>,
+    ) -> String {
         let mut gather = Gather::default();
         let (mut soon, mut told) = (false, false);
         loop {
@@ -603,7 +643,7 @@ impl Server {
                 let _ = writer.shutdown().await;
                 return "the session is over".into();
             }
-            let owes = {
+            let (owes, packing) = {
                 let mut session = client.session();
                 for notice in session.notices(soon) {
                     let (kind, body) = notice.encode();
@@ -614,8 +654,16 @@ impl Server {
                 {
                     gather.push(out);
                 }
-                session.owes()
+                (session.owes(), if gather.has_room() { session.packing() } else { None })
             };
+            if let Some(packing) = packing {
+                // Compressing takes a while, which is not everybody's.
+                match tokio::task::spawn_blocking(move || packing.pack()).await {
+                    Ok(packing) => client.session().packed(packing),
+                    Err(e) => return e.to_string(),
+                }
+                continue;
+            }
             if self.registry.is_draining() && !told {
                 told = true;
                 let (kind, body) = Message::Drain.encode();
@@ -628,13 +676,18 @@ impl Server {
                 } else {
                     news.await;
                 }
-                // What waited for room to answer may go on.
+                // What waited for room to answer, or for its place in the stream, may go on.
+                self.obey(client);
                 self.schedule.offer(client);
                 continue;
             }
             soon = false;
+            let much = !gather.has_room();
             if let Err(e) = gather.write(&mut writer).await {
                 return e.to_string();
+            }
+            if much {
+                tokio::task::yield_now().await;
             }
         }
     }
@@ -659,7 +712,20 @@ struct Attached {
 impl Drop for Attached {
     fn drop(&mut self) {
         self.server.registry.lost(&self.client, self.epoch, self.server.now());
+        // Perhaps nobody else has it any more.
+        if self.client.is_over() {
+            dropped(self.client.clone());
+        }
     }
+}
+
+/// Frees something elsewhere: much memory takes its time, and this thread has other things to do.
+fn dropped<T: Send + 'static>(what: T) {
+    let _ = std::thread::Builder::new().name("kiln-drop".into()).spawn(move || {
+        // What else holds it lets go of it meanwhile.
+        std::thread::sleep(Duration::from_millis(20));
+        drop(what);
+    });
 }
 
 /// The last words on a connection.
@@ -672,5 +738,99 @@ async fn farewell(stream: &mut Stream, words: &[u8]) -> io::Result<()> {
 fn supervised_thread(work: impl Fn(), failed: impl Fn()) {
     while std::panic::catch_unwind(std::panic::AssertUnwindSafe(&work)).is_err() {
         let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&failed));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::greeting::{Hello, Purpose};
+    use crate::server::registry::{Config, Rules};
+    use crate::server::session::Quota;
+    use std::path::Path;
+
+    fn server(rules: Rules) -> Arc<Server> {
+        let registry = Registry::new(Config {
+            token: None,
+            quota: Quota::default(),
+            most_sessions: 4,
+            lease: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(1),
+            offered: vec!["none".into()],
+            devices: Box::new(|_| None),
+            random: Box::new(|bytes| bytes.fill(7)),
+        });
+        Server::new(registry.with_rules(rules), |_| {})
+    }
+
+    async fn answer(rules: Rules, peer: &str, words: Vec<u8>) -> Vec<u8> {
+        let tls = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chaos/tls");
+        let acceptor = crate::transport::server_tls(&tls.join("cert.pem"), &tls.join("key.pem")).unwrap();
+        let (mut near, far) = tokio::io::duplex(1 << 16);
+        near.write_all(&words).await.unwrap();
+        let server = server(rules);
+        let peer = Peer::tcp(peer.parse().unwrap());
+        let greet = tokio::spawn(async move { server.greet(Box::new(far), peer, Some(acceptor)).await });
+        let mut heard = vec![0; 4096];
+        let n = near.read(&mut heard).await.unwrap();
+        heard.truncate(n);
+        drop(near);
+        greet.await.unwrap();
+        heard
+    }
+
+    #[tokio::test]
+    async fn a_server_with_a_certificate_takes_no_plain_session_from_afar() {
+        let (token, program, table) = (Vec::new(), String::new(), Vec::new());
+        let versions = crate::protocol::VERSIONS;
+        let hello = Hello { versions, token, purpose: Purpose::Watch, compress: false, program, table };
+        let hello = control(kind::HELLO, &hello.encode());
+        let upgrade = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\
+            Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n";
+        let (far, near) = ("192.0.2.1:5", "127.0.0.1:5");
+        let kind_of = |frame: &[u8]| frame[16];
+        let refused = answer(Rules::default(), far, hello.clone()).await;
+        assert_eq!(kind_of(&refused), kind::REFUSED);
+        let reason = Refusal::decode(&refused[frame::HEAD..]).unwrap().to_string();
+        assert!(reason.contains("TLS"), "{reason}");
+        assert!(answer(Rules::default(), far, upgrade.to_vec()).await.starts_with(b"HTTP/1.1 403"));
+        let health = answer(Rules::default(), far, b"GET /healthz HTTP/1.1\r\n\r\n".to_vec()).await;
+        assert!(health.starts_with(b"HTTP/1.1 200"));
+        let plain = Rules { allow_plain: true, ..Rules::default() };
+        for (rules, peer) in [(Rules::default(), near), (plain, far)] {
+            assert_eq!(kind_of(&answer(rules.clone(), peer, hello.clone()).await), kind::WELCOME, "{peer}");
+            assert!(answer(rules, peer, upgrade.to_vec()).await.starts_with(b"HTTP/1.1 101"), "{peer}");
+        }
+    }
+
+    #[tokio::test]
+    async fn looking_often_costs_no_more_than_looking_once() {
+        let server = server(Rules::default());
+        assert!(Arc::ptr_eq(&server.look(), &server.look()));
+    }
+
+    #[tokio::test]
+    async fn a_loop_that_fails_starts_again() {
+        let server = server(Rules::default());
+        let runs = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let count = runs.clone();
+        let work = move || {
+            let run = count.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            async move { assert!(run >= 2, "on purpose") }
+        };
+        tokio::time::timeout(Duration::from_secs(20), server.supervised("test", work)).await.unwrap();
+        assert_eq!(runs.load(std::sync::atomic::Ordering::SeqCst), 3);
+    }
+
+    #[test]
+    fn refusals_of_strangers_fill_no_disk() {
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let (kept, quiet) = (lines.clone(), server(Rules::default()));
+        let quiet = Arc::into_inner(quiet).unwrap();
+        let log = Box::new(move |event: Event<'_>| kept.lock().unwrap().push(format!("{event:?}")));
+        let quiet = Server { log, ..quiet };
+        (0..100_000).for_each(|_| quiet.refused("somebody", "no token"));
+        let told = lines.lock().unwrap().len();
+        assert!(told > 0 && told <= 60 * 2 * MOST_LINES as usize, "{told} lines");
     }
 }
