@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use std::error::Error;
+use std::fs::DirBuilder;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -75,11 +76,20 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
 struct Folder(PathBuf);
 
 impl Folder {
-    fn new() -> std::io::Result<Folder> {
-        let path = std::env::temp_dir().join(format!("kiln-demo-{}", std::process::id()));
-        // A folder that somebody else has prepared is not taken.
-        std::fs::DirBuilder::new().mode(0o700).create(&path)?;
-        Ok(Folder(path))
+    /// One that nobody else can have prepared, and nobody else can look into.
+    fn new() -> Result<Folder, Box<dyn Error>> {
+        let mut random = [0; 8];
+        getrandom::fill(&mut random).map_err(|e| format!("no random bytes: {e}"))?;
+        Ok(Folder(fresh(&std::env::temp_dir(), u64::from_ne_bytes(random))?))
+    }
+}
+
+/// Makes a private folder in `parent`, which must not be there yet in any form: whoever made it could look into it.
+fn fresh(parent: &Path, number: u64) -> Result<PathBuf, String> {
+    let path = parent.join(format!("kiln-demo-{number:016x}"));
+    match DirBuilder::new().mode(0o700).create(&path) {
+        Ok(()) => Ok(path),
+        Err(e) => Err(format!("{}: {e}", path.display())),
     }
 }
 
@@ -160,4 +170,25 @@ fn train_at(
         return Err(format!("training ended with {status}").into());
     }
     digest.ok_or_else(|| "training gave no digest".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
+    #[test]
+    fn a_folder_that_somebody_has_prepared_is_refused() {
+        let parent = std::env::temp_dir().join(format!("kiln-demo-folder-{}", std::process::id()));
+        std::fs::create_dir_all(&parent).unwrap();
+        let made = fresh(&parent, 1).unwrap();
+        assert_eq!(std::fs::metadata(&made).unwrap().permissions().mode() & 0o777, 0o700);
+        // It is there; or it leads elsewhere.
+        symlink(&made, parent.join("kiln-demo-0000000000000002")).unwrap();
+        for number in [1, 2] {
+            let refused = fresh(&parent, number).unwrap_err();
+            assert!(refused.contains("kiln-demo-"), "{refused}");
+        }
+        std::fs::remove_dir_all(&parent).unwrap();
+    }
 }

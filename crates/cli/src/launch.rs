@@ -52,7 +52,7 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
         unsafe { libc::signal(signal, handler as libc::sighandler_t) };
     }
     for attempt in 0..=args.max_restarts {
-        let outcome = job(&args, attempt)?;
+        let outcome = attempt_of(&args, attempt)?;
         match outcome {
             Outcome::Done => return Ok(ExitCode::SUCCESS),
             Outcome::Stopped(signal) => return Ok(ExitCode::from(128u8.saturating_add(signal as u8))),
@@ -87,10 +87,14 @@ struct Rank {
 }
 
 /// One attempt: all ranks, until all have ended.
-fn job(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
+fn attempt_of(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
+    // Nobody else knows where these ranks will meet, not even from the attempt before.
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|e| format!("no random bytes: {e}"))?;
+    let job: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
-        match start(args, rank, attempt) {
+        match start(args, rank, attempt, &job) {
             Ok(started) => ranks.push(started),
             Err(e) => {
                 end(&mut ranks, libc::SIGKILL);
@@ -145,7 +149,7 @@ fn job(args: &Args, attempt: u32) -> Result<Outcome, Box<dyn Error>> {
     })
 }
 
-fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
+fn start(args: &Args, rank: usize, attempt: u32, job: &str) -> std::io::Result<Rank> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let mut command = Command::new(&args.program[0]);
     command.args(&args.program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -160,7 +164,7 @@ fn start(args: &Args, rank: usize, attempt: u32) -> std::io::Result<Rank> {
     }
     // Each sees only its share.
     command.env("KILN_CORES", cores.to_string());
-    command.env("KILN_JOB", format!("launch-{}-{attempt}", std::process::id()));
+    command.env("KILN_JOB", job);
     if std::env::var_os("KILN_THREADS").is_none() {
         command.env("KILN_THREADS", (cores / args.ranks).max(1).to_string());
     }
@@ -218,6 +222,9 @@ fn share(rank: usize, ranks: usize) -> Option<libc::cpu_set_t> {
     Some(share)
 }
 
+/// The longest line that is passed on as one. A rank that ends none must not fill the launcher's memory.
+const LINE: u64 = 64 << 10;
+
 /// Passes lines on, each with its rank before it.
 fn prefixed<W: Write + 'static>(
     rank: usize,
@@ -229,7 +236,7 @@ fn prefixed<W: Write + 'static>(
     std::thread::spawn(move || {
         let mut from = BufReader::new(from);
         let mut line = Vec::new();
-        while from.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        while from.by_ref().take(LINE).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
             if line.last() != Some(&b'\n') {
                 line.push(b'\n');
             }

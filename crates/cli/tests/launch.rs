@@ -118,3 +118,27 @@ fn ranks_have_cores_of_their_own() {
     assert!(cores < 2 || own.iter().sum::<usize>() == cores, "{own:?} of {cores}");
     assert_eq!(seen(&["--no-bind"]), [cores; 2]);
 }
+
+#[test]
+fn every_attempt_meets_where_nobody_can_guess() {
+    let mut command = kiln();
+    command.args(["launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", "echo $KILN_JOB; exit 3"]);
+    let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    let mut jobs: Vec<&str> = said.lines().map(|line| line.split_once("] ").unwrap().1).collect();
+    assert_eq!(jobs.len(), 4, "{said}");
+    assert!(jobs.iter().all(|job| job.len() == 32 && job.bytes().all(|b| b.is_ascii_hexdigit())), "{said}");
+    // One for all ranks of an attempt, and another for the next.
+    jobs.dedup();
+    assert_eq!(jobs.len(), 2, "{said}");
+}
+
+#[test]
+fn a_line_without_an_end_is_passed_on_in_pieces() {
+    const BYTES: usize = 3_000_000;
+    let endless = format!("head -c {BYTES} /dev/zero | tr '\\0' x");
+    let output = kiln().args(["launch", "-n", "1", "--", "sh", "-c", &endless]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    let pieces: Vec<&str> = said.lines().map(|line| line.strip_prefix("[0] ").unwrap()).collect();
+    assert_eq!(pieces.iter().map(|piece| piece.len()).sum::<usize>(), BYTES);
+    assert!(pieces.iter().all(|piece| piece.len() <= 1 << 16 && piece.bytes().all(|byte| byte == b'x')));
+}

@@ -98,6 +98,7 @@ fn child() {
     let at = Rendezvous::from_env().unwrap().expect("started as a rank");
     let config = Config { deadline: DEADLINE, ..Config::default() };
     let group = Group::join(&at, Identity::new("m", "f32", ""), config).unwrap();
+    println!("\nHOLDERS {}", holders(&at.job));
     if name == "disk" {
         // Where the flight record would be written there is no space left.
         let folder = std::path::PathBuf::from(std::env::var_os("KILN_FLIGHT").unwrap());
@@ -121,31 +122,67 @@ impl Drop for Rank {
     }
 }
 
-/// What rank 0 says, and after how long.
-fn play(name: &str) -> (String, Duration) {
+/// What was seen of a scene.
+struct Play {
+    /// What rank 0 answers, and what it says on standard error.
+    answer: String,
+    errors: String,
+    took: Duration,
+    /// Whether rank 0 left a record of its last calls.
+    record: bool,
+    /// Processes of the job that held shared memory while it ran, and after all had ended.
+    holders: [usize; 2],
+}
+
+/// The processes of a job that have shared memory of a group, mapped or open.
+fn holders(job: &str) -> usize {
+    let own = format!("KILN_JOB={job}");
+    let holds = |process: &std::path::Path| {
+        let environment = std::fs::read(process.join("environ")).unwrap_or_default();
+        let maps = std::fs::read_to_string(process.join("maps")).unwrap_or_default();
+        let mut files = std::fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+        environment.split(|&byte| byte == 0).any(|variable| variable == own.as_bytes())
+            && (maps.contains("memfd:kiln-group")
+                || files.any(|file| {
+                    let to = std::fs::read_link(file.path()).unwrap_or_default();
+                    to.to_string_lossy().contains("memfd:kiln-group")
+                }))
+    };
+    let processes = std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    processes.filter(|process| holds(process)).count()
+}
+
+fn play(name: &str) -> Play {
     let folder = std::env::temp_dir().join(format!("kiln-hang-{name}-{}", std::process::id()));
+    let job = format!("hang-{name}-{}", std::process::id());
     let start = |rank: usize| {
         let child = Command::new(std::env::current_exe().unwrap())
             .args(["child", "--exact", "--nocapture", "--test-threads=1"])
             .env("KILN_TEST_SCENE", name)
             .env("KILN_RANK", rank.to_string())
             .env("KILN_WORLD", "2")
-            .env("KILN_JOB", format!("hang-{name}-{}", std::process::id()))
+            .env("KILN_JOB", &job)
             .env("KILN_THREADS", "1")
             .env("KILN_FLIGHT", &folder)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         Rank(child)
     };
     let begun = Instant::now();
     let mut ranks = [start(0), start(1)];
-    let mut text = String::new();
+    let (mut text, mut errors) = (String::new(), String::new());
     ranks[0].0.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     let took = begun.elapsed();
+    ranks[0].0.stderr.take().unwrap().read_to_string(&mut errors).unwrap();
+    let record = folder.join("rank-0.json").is_file();
+    drop(ranks);
     let _ = std::fs::remove_dir_all(&folder);
-    (text.lines().find_map(|l| l.strip_prefix("ANSWER ")).unwrap_or("nothing").to_string(), took)
+    let line = |name: &str| text.lines().find_map(|l| l.strip_prefix(name));
+    let holders = [line("HOLDERS ").map_or(0, |n| n.parse().unwrap()), holders(&job)];
+    let answer = line("ANSWER ").unwrap_or("nothing").to_string();
+    Play { answer, errors, took, record, holders }
 }
 
 #[test]
@@ -169,12 +206,24 @@ fn every_cause_of_a_hang_ends_in_an_error_that_names_it() {
             let plays: Vec<_> =
                 scenes.iter().map(|(name, want)| (name, want, scope.spawn(move || play(name)))).collect();
             for (name, want, play) in plays {
-                let (text, took) = play.join().unwrap();
-                want.iter().for_each(|part| assert!(text.contains(part), "{name}: {text}"));
+                let Play { answer, errors, took, record, holders } = play.join().unwrap();
+                want.iter().for_each(|part| assert!(answer.contains(part), "{name}: {answer}"));
                 assert!(took < LIMIT, "{name}: {took:?}");
+                // Shared memory has no name: it is gone with the processes that hold it.
+                assert!(holders[0] > 0 && holders[1] == 0, "{name}: {holders:?}");
+                // A failed group leaves a record, unless the disk is full, which is told beside the failure.
+                match *name {
+                    "shape" => assert!(record && !errors.contains("flight record"), "{errors}"),
+                    "disk" => {
+                        let told = "rank 0: no flight record: ";
+                        assert!(
+                            !record && errors.contains(told) && errors.contains("No space left"),
+                            "{errors}"
+                        );
+                    }
+                    _ => {}
+                }
             }
         });
     }
-    let left = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-    assert_eq!(left.filter(|f| f.file_name().to_string_lossy().contains("kiln")).count(), 0);
 }

@@ -176,7 +176,8 @@ impl Group {
         config: Config,
         layout: Layout,
     ) -> Result<Group, Error> {
-        let hello = Hello { rank: at.rank, world: at.world, shards: layout.shards(), identity };
+        let (shards, identity) = (layout.shards(), identity.short());
+        let hello = Hello { rank: at.rank, world: at.world, shards, identity };
         match at.engine.as_deref() {
             None | Some("shm") if at.local_world == at.world => {
                 let until = Instant::now() + config.deadline;

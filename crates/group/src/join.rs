@@ -1,5 +1,6 @@
 //! How the processes of a job on one machine find each other: rank 0 listens on a socket without a file, checks who
 //! comes, and hands everyone a socket to each other and a watch on each process. Nothing remains to be cleaned up.
+//! Both sides ask the kernel who is at the other end: ranks of one job are processes of one user.
 
 use crate::engine::mesh::{self, Mesh, Peer};
 use crate::memory::last;

@@ -29,7 +29,9 @@ pub struct Rendezvous {
     pub local_rank: usize,
     /// How many are on this machine.
     pub local_world: usize,
-    /// Names the job, and the attempt: all its ranks and nobody else have it.
+    /// Names the job, and the attempt: all its ranks and nobody else have it. `kiln launch` draws one that nobody can
+    /// guess; other launchers' can be, and then another user may hold the place where the ranks would meet first:
+    /// that ends in [`Error::Taken`], and nothing is sent there.
     pub job: String,
     /// Who started it.
     pub launcher: Launcher,
@@ -59,6 +61,34 @@ impl Identity {
             model: own(model),
             dtype: own(dtype),
             numerics: own(numerics),
+        }
+    }
+}
+
+/// Longer words are told by their beginning, their length and a hash.
+#[cfg(any(test, target_os = "linux"))]
+const WORD: usize = 512;
+
+#[cfg(any(test, target_os = "linux"))]
+impl Identity {
+    /// With words short enough to be sent in one message and to be read in an error: a model of many layers has a
+    /// signature of many pages.
+    pub(crate) fn short(self) -> Identity {
+        let short = |word: String| {
+            let end = (0..=WORD).rev().find(|&end| word.is_char_boundary(end)).unwrap_or(0);
+            match word.len() > 2 * WORD {
+                true => {
+                    let tag = crate::Tag::default().add(&word).finish();
+                    format!("{}… ({} bytes, {tag:016x})", &word[..end], word.len())
+                }
+                false => word,
+            }
+        };
+        Identity {
+            version: short(self.version),
+            model: short(self.model),
+            dtype: short(self.dtype),
+            numerics: short(self.numerics),
         }
     }
 }
@@ -247,6 +277,15 @@ mod tests {
             let job = job.to_string();
             assert_eq!(got, Rendezvous { rank, world, local_rank, local_world, job, launcher, engine: None });
         }
+    }
+
+    #[test]
+    fn long_words_are_short_and_still_differ() {
+        let identity = |end: &str| Identity::new(&("ü".repeat(100_000) + end), "f32", "cpu-2").short();
+        assert_eq!(identity("a"), identity("a"));
+        assert_ne!(identity("a"), identity("b"));
+        assert!(identity("a").model.len() < 2 * WORD && identity("a").dtype == "f32");
+        assert_eq!(identity("a").short(), identity("a"));
     }
 
     #[test]

@@ -84,7 +84,8 @@ fn run(world: usize, scene: &str, argument: &str) -> Vec<String> {
 }
 
 fn join(at: &Rendezvous, config: Config) -> Group {
-    Group::join(at, Identity::new("m", "f32", "1"), config).unwrap()
+    // A model of many layers: its signature is longer than a message.
+    Group::join(at, Identity::new(&"layer.weight f32[3, 4], ".repeat(20_000), "f32", "1"), config).unwrap()
 }
 
 fn now() -> u64 {
