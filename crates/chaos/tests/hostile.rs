@@ -348,7 +348,7 @@ fn more_than_the_quota_is_out_of_memory_and_others_live_on() {
         }
     }
     // A size that no machine has is an error of the same kind.
-    let (server_side, bomb) = (&server, Meta::new(DType::F32, [1 << 20, 1 << 20, 1 << 18]));
+    let (server_side, bomb) = (&server, Meta::new(DType::F32, [1 << 20, 1 << 20, 1 << 5]));
     let (mut raw, _) = Raw::open(server_side.address());
     raw.send(&Message::Upload { transfer: 1, id: Id(1), meta: bomb, place: Place::Reuse });
     let (kind, payload) = raw.answer().unwrap();

@@ -18,8 +18,8 @@ pub(crate) struct Lowered {
 
 #[derive(Clone, Copy)]
 enum Slot {
-    In(u16),
-    Out(u16),
+    In(u32),
+    Out(u32),
     Free,
 }
 
@@ -40,8 +40,8 @@ impl Lowered {
             match item {
                 Item::Free(id) => name(Slot::Free, id),
                 Item::Run(node) => {
-                    node.ins.iter().enumerate().for_each(|(k, id)| name(Slot::In(k as u16), id));
-                    node.outs.iter().enumerate().for_each(|(k, id)| name(Slot::Out(k as u16), id));
+                    node.ins.iter().enumerate().for_each(|(k, id)| name(Slot::In(k as u32), id));
+                    node.outs.iter().enumerate().for_each(|(k, id)| name(Slot::Out(k as u32), id));
                     let own = matches!(&window[from[at] as usize], Item::Run(own) if own.op == node.op);
                     if own && node.op.is_open() {
                         open.push(at as u32);

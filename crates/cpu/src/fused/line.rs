@@ -57,8 +57,9 @@ impl Line {
     }
 }
 
-/// The most inputs or outputs of a line.
-const MOST: usize = 128;
+/// The most inputs or outputs of a line, and results of a program.
+pub(super) const MOST: usize = 128;
+
 /// A line as it grows. All inputs are there before the first step.
 #[derive(Default)]
 pub(super) struct Draft {

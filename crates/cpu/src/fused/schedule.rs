@@ -5,7 +5,7 @@
 //! level needs of an earlier one is computed again where that is cheap, and else kept in a row of scratch.
 
 use super::kernel::{Call, Kernel};
-use super::line::{Draft, Line, Place, Target};
+use super::line::{Draft, Line, MOST, Place, Target};
 use super::pass::{Output, Step};
 use super::program::{Extent, Instruction, Program, Source, Work};
 use crate::reduction;
@@ -118,7 +118,8 @@ pub(super) fn schedule(
     }
     builder.goals(&dtype)?;
     builder.lines()?;
-    Some(builder.out)
+    // Who takes the place of an operand is a bit for each.
+    (builder.out.results.len() <= MOST).then_some(builder.out)
 }
 
 struct Builder<'a> {
