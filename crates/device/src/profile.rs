@@ -135,9 +135,8 @@ impl Profile {
         row.bytes += bytes;
         row.seconds += took.as_secs_f64();
         let event = Event { name, origin, from: from.duration_since(self.start), took, bytes };
-        match (&mut state.trace, &self.path) {
-            (Some(trace), Some(path)) => trace.push(&event, path),
-            _ => {}
+        if let (Some(trace), Some(path)) = (&mut state.trace, &self.path) {
+            trace.push(&event, path);
         }
         state.events.push(event);
     }

@@ -130,9 +130,11 @@ impl Checkpoint {
     ) -> Result<Vec<PathBuf>, CheckpointError> {
         let mut own: Vec<(u64, PathBuf)> = Vec::new();
         for path in list(folder)? {
-            match told(&path) {
-                Some((at, said)) if said == *words && at <= step => own.push((at, path)),
-                _ => {}
+            if let Some((at, said)) = told(&path)
+                && said == *words
+                && at <= step
+            {
+                own.push((at, path));
             }
         }
         own.sort();
