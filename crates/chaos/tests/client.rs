@@ -147,6 +147,9 @@ fn child() {
         log::set_logger(&Shouting).unwrap();
         log::set_max_level(log::LevelFilter::Warn);
     }
+    if role == "spill" {
+        return spill_child();
+    }
     let device = Device::open(&std::env::var(URL).unwrap()).unwrap();
     let x = ones(&device);
     works(&device);
@@ -178,9 +181,14 @@ impl log::Log for Shouting {
 
 /// A child in that role, which has computed something on a server.
 fn started(role: &str, url: &str) -> Child {
+    started_with(role, url, &[])
+}
+
+fn started_with(role: &str, url: &str, more: &[(&str, &str)]) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "child", "--nocapture", "--test-threads=1"])
         .envs([(ROLE, role), (URL, url)])
+        .envs(more.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -439,4 +447,44 @@ fn what_no_frame_can_say_fails_by_itself() {
     let many = (0..4000).map(|i| run("cat axis=0", &vec![Id(1); 300], 1000 + i)).collect();
     remote.submit(Batch { items: many, ..Batch::default() });
     assert_eq!(*remote.read(Id(4999)).wait().unwrap().bytes, [7; 300]);
+}
+
+/// Its snapshot is in a file, which it cuts.
+fn spill_child() {
+    let remote = open(&std::env::var(URL).unwrap(), PATIENCE).unwrap();
+    let x = Tensor::ones([1 << 18], &handle(remote.clone())) * 2.0;
+    assert_eq!(x.sum(()).item::<f32>().unwrap(), (1 << 19) as f32);
+    remote.snapshot();
+    let start = Instant::now();
+    while remote.stats().held.stored == 0 {
+        assert!(start.elapsed() < PATIENCE, "{:?}", remote.stats());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let mut cut = 0;
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
+        if std::fs::read_link(entry.path()).is_ok_and(|to| to.to_string_lossy().contains("kiln-spill-")) {
+            std::fs::OpenOptions::new().write(true).open(entry.path()).unwrap().set_len(1000).unwrap();
+            cut += 1;
+        }
+    }
+    assert!(cut > 0, "the file is still open");
+    println!("\nready");
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    let error = x.to_vec::<f32>().unwrap_err();
+    assert!(matches!(&error, Error::File { path, .. } if path.contains("snapshot")), "{error}");
+    assert_eq!(remote.ended(), Some(error));
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_snapshot_that_cannot_be_read_is_an_error_and_no_crash() {
+    let server = Serving::start(Options::default());
+    // Whatever a snapshot holds goes to a file.
+    let child = started_with("spill", &server.url(), &[("KILN_SNAPSHOT", "1")]);
+    let port = server.address().port();
+    drop(server);
+    let server = Serving::start(Options { port, ..Options::default() });
+    let (status, said) = ended(child);
+    assert_eq!(status, Some(0), "{said}");
+    assert!(server.until(PATIENCE, |s| s.sessions() == 0), "nothing is left of it");
 }

@@ -486,3 +486,52 @@ fn a_closed_device_ends_its_session_at_once() {
     assert_eq!(client.ended(), Some(error));
     client.close();
 }
+
+#[test]
+fn servers_that_are_lost_together_are_rebuilt_from_snapshots_at_different_places() {
+    const STEPS: u64 = 8;
+    // Where each side takes a snapshot, if it does.
+    for cuts in [[None, None], [Some(2), Some(6)], [Some(6), Some(2)], [Some(4), None], [None, Some(4)]] {
+        let (a, b) = (Running::start(near("")), Running::start(near("")));
+        let (left, right) = (a.open(), b.open());
+        let meta = Meta::new(DType::I64, [100]);
+        let (mut want, by) = (value(meta, 1), value(meta, 2));
+        let plus = |x: &Data| {
+            let long = |c: &[u8]| i64::from_le_bytes(c.try_into().unwrap());
+            let sums = x.bytes.chunks(8).zip(by.bytes.chunks(8)).map(|(x, y)| long(x).wrapping_add(long(y)));
+            Data::new(meta, Bytes::new(sums.flat_map(i64::to_le_bytes).collect::<Vec<u8>>()))
+        };
+        left.write(Id(1), want.clone(), Place::Reuse);
+        left.write(Id(2), by.clone(), Place::Reuse);
+        right.write(Id(3), by.clone(), Place::Reuse);
+        let add = |device: &Remote, x: u64, y: u64, out: u64| {
+            let node = Node::new(parse_op("add").unwrap(), &[Id(x), Id(y)], &[Id(out)]);
+            let items = vec![Item::Run(node)];
+            device.submit(Batch { items, urgency: Urgency::Now, ..Batch::default() });
+        };
+        let mut last = 1;
+        // A value goes to and fro, and each side changes it.
+        for step in 1..=STEPS {
+            let id = 10 * step;
+            add(&left, last, 2, id);
+            fetch(&right, id + 1, meta, &left, id);
+            add(&right, id + 1, 3, id + 2);
+            fetch(&left, id + 3, meta, &right, id + 2);
+            last = id + 3;
+            want = plus(&plus(&want));
+            for (device, cut) in [&left, &right].into_iter().zip(cuts) {
+                if cut == Some(step) {
+                    device.snapshot();
+                    until("a snapshot", || device.stats().held.snapshots > 0);
+                }
+            }
+        }
+        let places = (a.at, b.at);
+        drop((a, b));
+        let (a, b) = (Running::start_at(places.0, near("")), Running::start_at(places.1, near("")));
+        same(&left, last, &want);
+        same(&right, last - 1, &want);
+        assert_eq!((left.stats().replayed, right.stats().replayed), (1, 1), "{cuts:?}");
+        drop((a, b));
+    }
+}
