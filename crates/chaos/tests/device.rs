@@ -8,9 +8,10 @@ use kiln::prelude::*;
 use kiln_chaos::program::handle;
 use kiln_chaos::{At, Options, Proxy, Serving, Way, What, open};
 use kiln_cpu::Cpu;
-use kiln_device::Device as _;
+use kiln_device::{Device as _, Trace};
 use kiln_remote::Remote;
 use kiln_remote::protocol::message::kind;
+use kiln_remote::server::session::Quota;
 use smallvec::{SmallVec, smallvec};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
@@ -31,7 +32,11 @@ fn what_it_can_do_is_what_the_servers_device_can() {
     let server = Serving::start(Options::default());
     let (remote, local) = (connect(&server, ""), Cpu::start());
     let (there, here) = (remote.info(), local.info());
-    assert_eq!(there.name, format!("remote<{}>", here.name));
+    assert_eq!(there.name, "remote<fusion<cpu>>");
+    // Of the server's devices, `cpu` and `reference`, one is of this kind; in a process there are more.
+    assert_eq!((there.count, here.count), (1, kiln_cpu::CPUS as usize));
+    let reference = connect(&server, "/reference").info();
+    assert_eq!((reference.name.as_str(), reference.count), ("remote<reference>", 1));
     assert_eq!((there.numerics.as_str(), there.threads), (here.numerics.as_str(), here.threads));
     for dtype in DType::ALL {
         assert_eq!(there.usage(dtype), here.usage(dtype), "{dtype}");
@@ -67,19 +72,123 @@ fn memory_is_counted_limited_and_cleaned_up_there() {
 }
 
 #[test]
-fn operations_are_profiled_there() {
+fn a_profile_shows_the_servers_own_kernels_on_its_own_clock() {
     let server = Serving::start(Options::default());
-    let (device, profile) = handle(connect(&server, "")).profiled(None).unwrap();
+    // Every answer takes this long on its way: a clock on this side would show it.
+    let way = Duration::from_millis(300);
+    let proxy = Proxy::start(server.address());
+    let remote = open(&proxy.url(""), PATIENCE).unwrap();
+    let path = std::env::temp_dir().join(format!("kiln-there-{}.json", std::process::id()));
+    let (device, profile) = handle(remote.clone()).profiled(Some(path.clone())).unwrap();
+    assert_eq!(device.info().name, "profile<remote<fusion<cpu>>>");
     let x = Tensor::from_vec(vec![0.5f32; 64], [8, 8], &device);
-    let y = x.matmul(&x).exp();
-    assert!(y.to_vec::<f32>().unwrap().iter().all(|v| *v == 2f32.exp()));
-    let rows = profile.rows();
-    let named = |name: &str| rows.iter().find(|row| row.name == name);
-    for name in ["dot", "exp", "write"] {
-        let row = named(name).unwrap_or_else(|| panic!("{name} is missing in {rows:?}"));
-        assert!(row.count == 1 && row.bytes >= 256 && row.seconds > 0.0, "{row:?}");
+    device.sync().unwrap();
+    proxy.delay(way);
+    let replies = remote.stats().replies;
+    let steps = 3;
+    for _ in 0..steps {
+        let y = (&x * 2.0).tanh() + &x;
+        let z = x.matmul(&x).exp();
+        device.mark();
+        drop((y.abs(), z));
     }
-    assert!(device.info().name.starts_with("profile<remote<"), "{}", device.info().name);
+    let y = ((&x * 2.0).tanh() + &x).to_vec::<f32>().unwrap();
+    assert!(y.iter().all(|v| *v == kiln::ir::math::single::tanh(1f32) + 0.5));
+    assert_eq!(
+        remote.stats().replies,
+        replies + 2,
+        "steps wait for nothing; a read brings what ran before it"
+    );
+    let rows = profile.rows();
+    let row = |has: &dyn Fn(&str) -> bool| {
+        let found = rows.iter().find(|row| has(&row.name));
+        found.unwrap_or_else(|| panic!("it is missing in {rows:?}")).clone()
+    };
+    // What ran as one there is one row with its operations; nothing here knows of groups.
+    let group = row(&|name| name.contains(": ") && name.contains("mul") && name.contains("tanh"));
+    assert!(group.count >= 1 && group.bytes >= 2 * 256, "{group:?}");
+    let product = row(&|name| name.contains("dot"));
+    assert!(product.count == steps && product.bytes >= 256, "{product:?}");
+    assert_eq!(row(&|name| name == "write").bytes, 256);
+    assert!(rows.iter().all(|row| row.seconds < way.as_secs_f64()), "{rows:?}");
+    // Nothing is flushed or closed: the trace is whole.
+    let trace: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    let _ = std::fs::remove_file(&path);
+    let events = trace["traceEvents"].as_array().unwrap();
+    let process = |pid: u64| events.iter().filter(move |e| e["pid"] == pid && e["ph"] == "X");
+    assert_eq!(profile.lost(), 0);
+    assert!(process(2).any(|e| e["name"] == group.name.as_str() && e["args"]["nodes"].as_u64() >= Some(2)));
+    // The read of this side spans the way there and back, and what ran for it there lies within.
+    let span = |e: &serde_json::Value| {
+        let from = e["ts"].as_f64().unwrap();
+        (from, from + e["dur"].as_f64().unwrap())
+    };
+    let read = span(process(1).find(|e| e["name"] == "read").unwrap());
+    assert!(read.1 - read.0 >= way.as_secs_f64() * 1e6, "{read:?}");
+    let there = span(process(2).filter(|e| e["name"] == "read").last().unwrap());
+    assert!(read.0 < there.0 && there.1 < read.1, "{there:?} is not within {read:?}");
+}
+
+#[test]
+fn a_trace_counts_against_the_quota() {
+    let quota = Quota { bytes: 6 << 20, ..Quota::default() };
+    let server = Serving::start(Options { quota, ..Options::default() });
+    let device = connect(&server, "");
+    let room = |device: &Remote| device.memory().limit.unwrap();
+    assert_eq!(room(&device), 6 << 20);
+    device.trace(true).unwrap();
+    assert_eq!(room(&device), (6 << 20) - Trace::BYTES);
+    device.limit(Some(1 << 20));
+    assert_eq!(room(&device), 1 << 20);
+    device.limit(None);
+    assert_eq!(room(&device), (6 << 20) - Trace::BYTES);
+    device.trace(false).unwrap();
+    assert_eq!(room(&device), 6 << 20);
+    assert_eq!(device.spans(9).wait().unwrap(), kiln_device::Spans::default());
+    let x = Tensor::zeros([3 << 18], &handle(device.clone()));
+    assert_eq!(x.sum(()).item::<f32>().unwrap(), 0.0);
+    let full = x.exp();
+    full.device().sync().unwrap();
+    let error = device.trace(true).unwrap_err();
+    assert!(matches!(error, Error::OutOfMemory { limit, .. } if limit == 6 << 20), "{error:?}");
+}
+
+#[test]
+fn a_trace_goes_on_on_the_server_that_takes_over() {
+    let servers = [Serving::start(Options::default()), Serving::start(Options::default())];
+    let remote = open(&servers.each_ref().map(Serving::url).join(","), PATIENCE).unwrap();
+    let (device, profile) = handle(remote.clone()).profiled(None).unwrap();
+    let x = Tensor::from_vec(vec![0.5f32; 64], [8, 8], &device);
+    let tanh = (&x * 2.0).tanh().to_vec::<f32>().unwrap();
+    let [first, second] = servers;
+    drop(first);
+    let sin = (&x * 2.0).sin().to_vec::<f32>().unwrap();
+    assert_eq!((tanh[0], sin[0]), (kiln::ir::math::single::tanh(1f32), kiln::ir::math::single::sin(1f32)));
+    assert_eq!(remote.stats().replayed, 1);
+    let rows = profile.rows();
+    assert!(rows.iter().any(|row| row.name.contains("sin")), "{rows:?}");
+    drop(second);
+}
+
+#[test]
+fn what_waits_for_long_is_submitted_while_a_server_has_nothing_to_do() {
+    let server = Serving::start(Options::default());
+    let device = handle(connect(&server, ""));
+    let x = Tensor::from_vec(vec![0.5f32; 8], [8], &device);
+    let y = x.exp();
+    // Nobody reads, syncs or marks.
+    let executed =
+        |s: &Serving| s.server.registry.list().iter().any(|c| c.try_held().is_some_and(|held| held.2 >= 1));
+    assert!(server.until(Duration::from_secs(20), executed));
+    // And again, after what was there is gone.
+    let z = y.exp();
+    let both =
+        |s: &Serving| s.server.registry.list().iter().any(|c| c.try_held().is_some_and(|held| held.2 >= 2));
+    assert!(server.until(Duration::from_secs(20), both));
+    assert_eq!(
+        z.to_vec::<f32>().unwrap(),
+        [kiln::ir::math::single::exp(kiln::ir::math::single::exp(0.5f32)); 8]
+    );
 }
 
 #[test]

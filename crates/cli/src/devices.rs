@@ -43,9 +43,10 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
             continue;
         }
         println!(
-            "{:<12} {} · {} threads · numerics {}",
+            "{:<12} {} · {} of this kind · {} threads · numerics {}",
             device.address(),
             info.name,
+            info.count,
             info.threads,
             info.numerics
         );

@@ -32,18 +32,17 @@ impl<'a> Eager<'a> {
         Eager { kernels, place, given, state: RefCell::new(State { metas, views, failed: None }) }
     }
 
-    pub fn lower(self, op: &Op) -> Result<SmallVec<[View; 2]>, Error> {
+    /// The results; nothing if the operation stands for no others.
+    pub fn lower(self, op: &Op) -> Result<Option<SmallVec<[View; 2]>>, Error> {
         let keys = |op: &Op| -> Option<SmallVec<[u32; 2]>> {
             let given: SmallVec<[V<'_>; 4]> = (0..self.given).map(|i| V::new(&self, i as u32)).collect();
             Some(kiln_ir::lower(op, &given)?.iter().map(|v| v.key()).collect())
         };
-        let Some(outs) = keys(op) else {
-            return Err(Error::Unsupported { op: op.name().into(), device: "cpu".into() });
-        };
-        let mut state = self.state.into_inner();
+        let Some(outs) = keys(op) else { return Ok(None) };
+        let state = self.state.into_inner();
         match state.failed {
             Some(error) => Err(error),
-            None => Ok(outs.iter().filter_map(|&key| state.views[key as usize].take()).collect()),
+            None => Ok(outs.iter().map(|&key| state.views[key as usize].clone()).collect()),
         }
     }
 }

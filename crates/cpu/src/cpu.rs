@@ -11,9 +11,12 @@ use crate::{
 };
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Room, Usage};
 use kiln_fuse::Fuser;
-use kiln_ir::{DType, GatherKind, Meta, Op, Shape, infer};
+use kiln_ir::{DType, GatherKind, Meta, Op, Shape, custom, infer};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
+
+/// How many logical CPU devices one process can open: `cpu:0` and on.
+pub const CPUS: u32 = 64;
 
 /// The CPU as a device.
 pub type Cpu = HostDevice<CpuKernels>;
@@ -87,7 +90,7 @@ impl Kernels for CpuKernels {
         });
         DeviceInfo {
             name: "cpu".into(),
-            count: 64,
+            count: CPUS as usize,
             usage: usage.to_vec(),
             numerics: crate::NUMERICS.into(),
             threads: pool::threads(),
@@ -211,8 +214,21 @@ impl Kernels for CpuKernels {
             | Op::Conv { .. }
             | Op::Gather { .. }
             | Op::Scatter { .. }
-            | Op::Sort { .. }
-            | Op::Custom(_) => interpreted(&cx, op, ins),
+            | Op::Sort { .. } => interpreted(&cx, op, ins),
+            Op::Custom(call) if custom::may_lower(call) => {
+                let views = match self.written(op, ins, place)? {
+                    Some(views) => views,
+                    None => return interpreted(&cx, op, ins),
+                };
+                match views.iter().map(View::meta).eq(outs) {
+                    true => Ok(views),
+                    false => {
+                        let message = "its lowering gives other results than it infers".into();
+                        Err(Error::Custom { op: op.name().into(), message })
+                    }
+                }
+            }
+            Op::Custom(_) => interpreted(&cx, op, ins),
         }
     }
 
@@ -255,9 +271,19 @@ impl Kernels for CpuKernels {
 
 impl CpuKernels {
     /// A composite, as the primitives it stands for.
-    fn lowered(&self, op: &Op, ins: &mut [Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {
-        let builder = crate::composite::Eager::new(self, place, ins.iter().map(|v| (**v).clone()));
-        builder.lower(op)
+    fn lowered(&self, op: &Op, ins: &[Arg<View>], place: Place) -> Result<SmallVec<[View; 2]>, Error> {
+        let unsupported = || Error::Unsupported { op: op.name().into(), device: "cpu".into() };
+        self.written(op, ins, place)?.ok_or_else(unsupported)
+    }
+
+    /// The results of what an operation stands for, if it stands for others.
+    fn written(
+        &self,
+        op: &Op,
+        ins: &[Arg<View>],
+        place: Place,
+    ) -> Result<Option<SmallVec<[View; 2]>>, Error> {
+        crate::composite::Eager::new(self, place, ins.iter().map(|v| (**v).clone())).lower(op)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::queue::Queue;
 use crate::stop::{self, Stopped};
 use kiln_device::{
     Batch, Bytes, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
-    Urgency, Wish, pending,
+    Spans, Trace, Urgency, Wish, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, OpError, Scalar, Shape};
@@ -21,6 +21,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::Instant;
 
 /// The arithmetic of a host device.
 pub trait Kernels: Send + Sync + 'static {
@@ -106,6 +107,10 @@ struct Shared<K: Kernels> {
     failures: Mutex<Vec<Error>>,
     /// Starts the background thread at its first use.
     background: OnceLock<()>,
+    /// It has fusers.
+    fuses: AtomicBool,
+    /// What has run, while somebody wants to know.
+    trace: Trace,
     this: Weak<Shared<K>>,
 }
 
@@ -134,6 +139,7 @@ impl<K: Kernels> HostDevice<K> {
     /// A device that computes with `kernels`.
     pub fn new(kernels: K) -> HostDevice<K> {
         let fusers = if fusing() { kernels.fusers() } else { Vec::new() };
+        let fuses = AtomicBool::new(!fusers.is_empty());
         let mut engine = Engine::new(fusers, Limits::default());
         if let Some(dir) = std::env::var_os("KILN_CACHE").filter(|dir| !dir.is_empty()) {
             let info = kernels.info();
@@ -146,6 +152,8 @@ impl<K: Kernels> HostDevice<K> {
             stopped: AtomicBool::new(false),
             failures: Mutex::default(),
             background: OnceLock::new(),
+            fuses,
+            trace: Trace::default(),
             this: this.clone(),
         });
         HostDevice { shared }
@@ -159,6 +167,7 @@ impl<K: Kernels> HostDevice<K> {
     /// Adds a fuser of the user's own. Where it scores better than the device's, its groups are made.
     pub fn add_fuser(&self, fuser: Box<dyn Fuser<K::Value>>) {
         self.shared.executor().engine.add(fuser);
+        self.shared.fuses.store(true, Ordering::Relaxed);
     }
 
     /// Tells `observer` from now on what fusion does.
@@ -181,11 +190,24 @@ impl<K: Kernels> Drop for HostDevice<K> {
 
 impl<K: Kernels> Device for HostDevice<K> {
     fn info(&self) -> DeviceInfo {
-        self.shared.kernels.info()
+        let info = self.shared.kernels.info();
+        match self.shared.fuses.load(Ordering::Relaxed) {
+            true => DeviceInfo { name: format!("fusion<{}>", info.name), ..info },
+            false => info,
+        }
     }
 
     fn any(&self) -> Option<&dyn Any> {
         Some(self)
+    }
+
+    fn trace(&self, on: bool) -> Result<(), Error> {
+        self.shared.trace.set(on);
+        Ok(())
+    }
+
+    fn spans(&self, most: usize) -> Pending<Spans> {
+        Pending::ready(Ok(self.shared.trace.take(most)))
     }
 
     fn submit(&self, batch: Batch) {
@@ -276,20 +298,25 @@ impl<K: Kernels> Shared<K> {
             }
             Work::Wish(id, memory) => drop(executor.wishes.insert(id, memory)),
             Work::Write(id, data, place) => {
+                let begun = self.trace.begin();
                 let value = match id.is_reserved() {
                     true => Err(reserved("write")),
                     false => self.guarded("write", || self.kernels.upload(&data, place)),
                 };
+                self.trace.end(begun, "write", 0, data.bytes.len() as u64);
                 executor.table.insert(id, value.map_err(|e| self.fail(failed("write", id, None, e))));
             }
             Work::Read(id, promise) => {
                 executor.wishes.remove(&id);
-                promise.answer(match executor.table.get(&id) {
+                let begun = self.trace.begin();
+                let answer = match executor.table.get(&id) {
                     _ if stop::is_set() => Err(Error::Stopped),
                     Some(Ok(value)) => self.guarded("read", || self.kernels.download(value)),
                     Some(Err(error)) => Err((**error).clone()),
                     None => Err(Error::UnknownValue(id)),
-                })
+                };
+                self.trace.end(begun, "read", 0, answer.as_ref().map_or(0, |data| data.bytes.len() as u64));
+                promise.answer(answer)
             }
             Work::Sync(promise) => promise.answer(if stop::is_set() { Err(Error::Stopped) } else { Ok(()) }),
         }
@@ -304,7 +331,11 @@ impl<K: Kernels> Shared<K> {
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, &outside))).ok().flatten();
             if let Some(plan) = plan {
-                return engine.replay(plan, &batch.items, &mut Live { shared: self, table, wishes, batch });
+                return engine.replay(
+                    plan,
+                    &batch.items,
+                    &mut Live { shared: self, table, wishes, batch, group: None },
+                );
             }
         }
         for (at, item) in batch.items.iter().enumerate() {
@@ -374,7 +405,16 @@ impl<K: Kernels> Shared<K> {
                 ins.push(Arg::Shared(value.clone()));
             }
         }
-        match self.guarded(node.op.name(), || self.kernels.eval(&node.op, &mut ins, place)) {
+        let begun = self.trace.begin();
+        let read: u64 = begun.map_or(0, |_| ins.iter().map(|x| self.kernels.meta(x).bytes() as u64).sum());
+        let result = self.guarded(node.op.name(), || self.kernels.eval(&node.op, &mut ins, place));
+        if begun.is_some() {
+            let written = |outs: &SmallVec<[K::Value; 2]>| {
+                outs.iter().map(|x| self.kernels.meta(x).bytes() as u64).sum::<u64>()
+            };
+            self.trace.end(begun, node.op.name(), 1, read + result.as_ref().map_or(0, written));
+        }
+        match result {
             Ok(outs) => table.extend(node.outs.iter().copied().zip(outs.into_iter().map(Ok))),
             Err(error) => {
                 let error = failed(node.op.name(), node.outs[0], origin, error);
@@ -478,6 +518,18 @@ struct Live<'a, K: Kernels> {
     table: &'a mut Table<K::Value>,
     wishes: &'a mut FxHashMap<Id, Wish>,
     batch: &'a Batch,
+    /// When the group that runs began, and the bytes of its operands; while a trace is wanted.
+    group: Option<(Instant, u64)>,
+}
+
+impl<K: Kernels> Live<'_, K> {
+    /// Bytes of those of these values that are there.
+    fn bytes<'n>(&self, ids: impl Iterator<Item = &'n Id>) -> u64 {
+        let mut ids: SmallVec<[Id; 64]> = ids.copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        ids.iter().filter_map(|id| self.get(*id)).map(|x| self.shared.kernels.meta(x).bytes() as u64).sum()
+    }
 }
 
 impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
@@ -498,6 +550,21 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
         let origin = self.batch.origins.get(place).copied();
         let error = self.shared.fail(failed(first.op.name(), first.outs[0], origin, error));
         nodes.iter().for_each(|node| poison(self.table, node, error.clone()));
+    }
+
+    fn begins(&mut self, nodes: &[&Node]) {
+        // Operands that the group makes itself are not there yet.
+        self.group =
+            self.shared.trace.begin().map(|begun| (begun, self.bytes(nodes.iter().flat_map(|n| &n.ins))));
+    }
+
+    fn ends(&mut self, name: &str, nodes: &[&Node]) {
+        if let Some((begun, read)) = self.group.take() {
+            let ops: SmallVec<[&str; 64]> = nodes.iter().map(|node| node.op.name()).collect();
+            let bytes = read + self.bytes(nodes.iter().flat_map(|n| &n.outs));
+            let name = format!("{name}: {}", ops.join(" "));
+            self.shared.trace.end(Some(begun), &name, nodes.len() as u32, bytes);
+        }
     }
 
     fn free(&mut self, id: Id) {

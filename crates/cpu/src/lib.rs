@@ -41,7 +41,7 @@ mod guard;
 #[doc(hidden)]
 pub mod emit;
 
-pub use cpu::{Cpu, CpuKernels};
+pub use cpu::{CPUS, Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};
 
 /// Names everything that decides the bits of this crate's results.

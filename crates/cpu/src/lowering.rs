@@ -1,14 +1,19 @@
-//! Composites in a window written as the primitives they stand for, so that those can fuse with what is around them.
+//! Composites, and custom operations that have a lowering, in a window written as the primitives they stand for, so that
+//! those can fuse with what is around them.
 
 use kiln_device::Batch;
-use kiln_ir::{Build, Id, Item, Meta, Node, Op, V, infer};
+use kiln_ir::{Build, Id, Item, Meta, Node, Op, V, custom, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::cell::RefCell;
 
-/// Whether it stands for other operations.
+/// Whether it stands for other operations; of a custom one, whether it may.
 pub(crate) fn composite(item: &Item) -> bool {
-    matches!(item, Item::Run(Node { op: Op::Named(_), .. }))
+    match item {
+        Item::Run(Node { op: Op::Named(_), .. }) => true,
+        Item::Run(Node { op: Op::Custom(call), .. }) => custom::may_lower(call),
+        _ => false,
+    }
 }
 
 /// The batch without composites; nothing if it has none, or does not fit together.
@@ -30,13 +35,12 @@ pub(crate) fn lowered(batch: &Batch, outside: impl Fn(Id) -> Option<Meta>) -> Op
             metas.insert(*id, meta);
             ins.push(meta);
         }
-        metas.extend(node.outs.iter().copied().zip(infer(&node.op, &ins).ok()?));
-        if composite(item) {
-            for item in expand(node, &ins, &mut inner)? {
-                push(&mut out, batch, at, item);
-            }
-        } else {
-            push(&mut out, batch, at, item.clone());
+        let outs = infer(&node.op, &ins).ok()?;
+        metas.extend(node.outs.iter().copied().zip(outs.iter().copied()));
+        let written = if composite(item) { expand(node, &ins, &outs, &mut inner)? } else { None };
+        match written {
+            Some(items) => items.into_iter().for_each(|item| push(&mut out, batch, at, item)),
+            None => push(&mut out, batch, at, item.clone()),
         }
     }
     Some(out)
@@ -47,8 +51,8 @@ fn push(out: &mut Batch, batch: &Batch, at: usize, item: Item) {
     out.origins.extend(batch.origins.get(at));
 }
 
-/// The items that a composite stands for.
-fn expand(node: &Node, ins: &[Meta], inner: &mut u64) -> Option<Vec<Item>> {
+/// The items that a composite stands for, or `Some(None)` if it is to run as it is.
+fn expand(node: &Node, ins: &[Meta], want: &[Meta], inner: &mut u64) -> Option<Option<Vec<Item>>> {
     let writer = Writer {
         state: RefCell::new(State {
             ids: node.ins.to_vec(),
@@ -57,10 +61,24 @@ fn expand(node: &Node, ins: &[Meta], inner: &mut u64) -> Option<Vec<Item>> {
             next: *inner,
         }),
     };
-    let outs: SmallVec<[u32; 2]> = {
+    let mut outs: SmallVec<[u32; 2]> = {
         let given: SmallVec<[V<'_>; 4]> = (0..ins.len()).map(|i| V::new(&writer, i as u32)).collect();
-        kiln_ir::lower(&node.op, &given)?.iter().map(|v| v.key()).collect()
+        match kiln_ir::lower(&node.op, &given) {
+            Some(outs) => outs.iter().map(|v| v.key()).collect(),
+            None if matches!(node.op, Op::Custom(_)) => return Some(None),
+            None => return None,
+        }
     };
+    // A user's lowering is held to what was inferred; it fails where it runs by itself.
+    if !outs.iter().map(|&key| writer.meta(key)).eq(want.iter().copied()) {
+        return Some(None);
+    }
+    // A result is a value of its own, not an operand or another result again.
+    for at in 0..outs.len() {
+        if (outs[at] as usize) < ins.len() || outs[..at].contains(&outs[at]) {
+            outs[at] = writer.emit(Op::Cast(want[at].dtype), &[outs[at]])[0];
+        }
+    }
     let state = writer.state.into_inner();
     let names: FxHashMap<Id, Id> =
         outs.iter().zip(&node.outs).map(|(&key, &id)| (state.ids[key as usize], id)).collect();
@@ -74,7 +92,7 @@ fn expand(node: &Node, ins: &[Meta], inner: &mut u64) -> Option<Vec<Item>> {
     let made = state.ids[ins.len()..].iter().filter(|id| !names.contains_key(id));
     items.extend(made.map(|&id| Item::Free(id)));
     *inner = state.next;
-    Some(items)
+    Some(Some(items))
 }
 
 /// A builder that writes items.

@@ -59,6 +59,18 @@ macro_rules! handed_on {
             self.inner.ended()
         }
 
+        fn trace(&self, on: bool) -> Result<(), $crate::Error> {
+            self.inner.trace(on)
+        }
+
+        fn spans(&self, most: usize) -> $crate::Pending<$crate::Spans> {
+            self.inner.spans(most)
+        }
+
+        fn is_idle(&self) -> Option<bool> {
+            self.inner.is_idle()
+        }
+
         fn close(&self) {
             let _ = self.flush();
             self.inner.close();

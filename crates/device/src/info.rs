@@ -5,9 +5,9 @@ use kiln_ir::DType;
 /// What a device is and can do.
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceInfo {
-    /// Its kind, with decorators around it: `profile<cpu>`.
+    /// Its kind, with what is around it: `profile<remote<fusion<cpu>>>`.
     pub name: String,
-    /// How many devices of this kind there are to open.
+    /// How many devices of this kind can be opened where it is: in this process, or of its server.
     pub count: usize,
     /// What it can do with each dtype.
     pub usage: Vec<(DType, Usage)>,

@@ -18,6 +18,7 @@ mod pending;
 
 mod profile;
 mod record;
+mod trace;
 
 pub use batch::{Batch, Place, Urgency};
 pub use budget::{Budget, Share};
@@ -28,6 +29,7 @@ pub use origin::{MethodGuard, Origin, Scope, ScopeGuard, method, scope};
 pub use pending::{Help, Pending, Promise, pending};
 pub use profile::{OpProfile, Profile};
 pub use record::{Record, Replayed, replay};
+pub use trace::{Span, Spans, Trace};
 
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
@@ -130,6 +132,12 @@ pub trait Device: Send + Sync + 'static {
         false
     }
 
+    /// Whether it has nothing to do, of a device that computes beside the program: then what was recorded and waits
+    /// should be submitted. Nothing of one that computes when somebody waits.
+    fn is_idle(&self) -> Option<bool> {
+        None
+    }
+
     /// The device itself, or the one below a decorator: for another of its kind that has a short way to it, and for
     /// tools that know it. What it is says [`Device::locality`], not whether there is something here.
     fn any(&self) -> Option<&dyn Any> {
@@ -139,6 +147,16 @@ pub trait Device: Send + Sync + 'static {
     /// What happened since this was last asked that nobody waited for, in words: recoveries, ways that failed.
     fn events(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    /// Notes from now on what runs and when, on the clock of whoever computes, or stops and forgets it.
+    fn trace(&self, _on: bool) -> Result<(), Error> {
+        Err(Error::Unsupported { op: "trace".into(), device: self.info().name })
+    }
+
+    /// Takes the oldest of what was noted, at most so many.
+    fn spans(&self, _most: usize) -> Pending<Spans> {
+        Pending::ready(Err(Error::Unsupported { op: "trace".into(), device: self.info().name }))
     }
 
     /// Ends what the device has open elsewhere. What is asked of it afterwards fails with [`Error::Closed`]. Local

@@ -15,7 +15,7 @@ use crate::template::{Names, Template, fingerprint};
 use crate::window::metas;
 use crate::{Fuser, Handles, Observer, Plan, Window};
 use kiln_ir::relative::Relative;
-use kiln_ir::{Id, Item, Meta};
+use kiln_ir::{Id, Item, Meta, Node, Op};
 use std::sync::Arc;
 
 /// Bounds of what the engine does and keeps.
@@ -74,8 +74,9 @@ pub trait Source {
     /// The meta of a value defined before the window; nothing if it is not there or poisoned.
     fn meta(&self, id: Id) -> Option<Meta>;
 
-    /// The items with composites written out as primitives, if there are any. What comes out may depend only on the
-    /// structure of what goes in. New names must be those of no recorded value, and the same at every call.
+    /// The items with composites and custom operations written out as primitives, if there are any. What comes of a
+    /// composite may depend only on the structure of what goes in. New names must be those of no recorded value, and the
+    /// same at every call.
     fn lower(&self, _items: &[Item]) -> Option<Vec<Item>> {
         None
     }
@@ -195,13 +196,17 @@ impl<V: 'static> Engine<V> {
         if known.keys().any(|id| id.is_reserved()) {
             return None;
         }
-        self.relative.clear();
-        for item in items {
-            self.relative.push(item, |id| known[&id]);
-        }
-        let hash = self.relative.hash();
         let written = source.lower(items);
         let whole = written.as_deref().unwrap_or(items);
+        self.relative.clear();
+        // What a user's operation stands for may depend on more than the structure, so it is looked at itself.
+        if items.iter().any(|item| matches!(item, Item::Run(Node { op: Op::Custom(_), .. }))) {
+            let known = metas(whole, |id| source.meta(id))?;
+            whole.iter().for_each(|item| self.relative.push(item, |id| known[&id]));
+        } else {
+            items.iter().for_each(|item| self.relative.push(item, |id| known[&id]));
+        }
+        let hash = self.relative.hash();
         let plan = match self.store.plan(hash, self.relative.structure()) {
             Some(plan) => {
                 self.stats.hits += 1;

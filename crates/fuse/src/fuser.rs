@@ -106,6 +106,12 @@ pub trait Handles<V> {
     /// Executes one node unfused; `dying` are operands that nothing uses afterwards.
     fn run(&mut self, place: usize, node: &Node, dying: &[Id]);
 
+    /// A group of these nodes is about to run: for devices that measure.
+    fn begins(&mut self, _nodes: &[&Node]) {}
+
+    /// The group of this name has run.
+    fn ends(&mut self, _name: &str, _nodes: &[&Node]) {}
+
     /// Has the results of these nodes fail for that reason. `place` is that of the first.
     fn fail(&mut self, place: usize, nodes: &[&Node], error: Error);
 

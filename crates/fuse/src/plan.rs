@@ -104,7 +104,10 @@ impl<V> Plan<V> {
                     let nodes: SmallVec<[&Node; INLINE]> = (group.places.iter())
                         .filter_map(|&at| if let Item::Run(node) = &items[at] { Some(node) } else { None })
                         .collect();
-                    match run(group, &nodes, &freed(dying), handles) {
+                    handles.begins(&nodes);
+                    let ran = run(group, &nodes, &freed(dying), handles);
+                    handles.ends(&group.name, &nodes);
+                    match ran {
                         Ran::Done => observers.iter_mut().for_each(|o| o.group(&group.name, nodes.len())),
                         Ran::Guarded => {
                             count.guarded += 1;

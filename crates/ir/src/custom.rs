@@ -19,7 +19,8 @@ pub trait CustomOp: Send + Sync + 'static {
     /// Dtypes and shapes of its results, or why it cannot be applied. Must not panic, whatever it is given.
     fn infer(&self, attrs: &[u8], ins: &[Meta]) -> Result<SmallVec<[Meta; 2]>, OpError>;
 
-    /// Its results, computed on the host. Operands are row-major bytes; each result is a zeroed buffer to fill.
+    /// Its results, computed on the host. Operands are row-major bytes; each result is a zeroed buffer to fill. Not
+    /// called where [`CustomOp::lower`] gives them.
     fn eval(&self, attrs: &[u8], ins: &[(Meta, &[u8])], outs: &mut [(Meta, &mut [u8])])
     -> Result<(), String>;
 
@@ -36,7 +37,9 @@ pub trait CustomOp: Send + Sync + 'static {
         None
     }
 
-    /// Its results as built-in operations, for devices that cannot run host code.
+    /// Its results as built-in operations. Where there are some, and the operation is pure, they are what it means on
+    /// every device: they fuse with what is around them, and run where host code cannot. What comes out may depend on the
+    /// attributes and on the dtypes and shapes of the operands, and on nothing else.
     fn lower<'a>(&self, _attrs: &[u8], _ins: &[V<'a>]) -> Option<SmallVec<[V<'a>; 2]>> {
         None
     }
@@ -66,6 +69,11 @@ pub fn register(op: impl CustomOp) -> Result<(), NameTaken> {
     }
     registry.insert(name, Arc::new(op));
     Ok(())
+}
+
+/// Whether an operation may stand for built-in ones: it is known and pure.
+pub fn may_lower(call: &crate::CustomCall) -> bool {
+    find(&call.name).is_some_and(|op| op.pure())
 }
 
 /// The operation registered under `name`.

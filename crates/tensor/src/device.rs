@@ -2,6 +2,7 @@
 
 use crate::lane::{self, PlaceScope};
 use crate::news::News;
+use kiln_cpu::CPUS;
 use kiln_device::{DeviceInfo, Error, Locality, Memory, Pending, Place, Profile, Record};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard};
@@ -25,6 +26,8 @@ struct Entry {
     eager: AtomicBool,
     /// It executes every operation itself.
     runs_all: bool,
+    /// It computes beside the program, not when somebody waits.
+    asynchronous: bool,
     /// Frees that found no lane to travel in; the next submission takes them along.
     orphans: Mutex<Vec<kiln_ir::Id>>,
     /// Failures that nobody was told of yet.
@@ -63,7 +66,9 @@ impl Devices {
         let before = self.find(&address).map(|device| device.id());
         let id = before.unwrap_or(DeviceId(self.all.len() as u32));
         let (runs_all, orphans, news) = (driver.supports_all(), Mutex::default(), Mutex::default());
-        let device = Device(Arc::new(Entry { id, address, driver, eager, runs_all, orphans, news }));
+        let asynchronous = driver.is_idle().is_some();
+        let entry = Entry { id, address, driver, eager, runs_all, asynchronous, orphans, news };
+        let device = Device(Arc::new(entry));
         match self.all.get_mut(id.0 as usize) {
             Some(ended) => *ended = device.clone(),
             None => self.all.push(device.clone()),
@@ -89,9 +94,6 @@ impl Drop for Opener {
         self.tell(Err(Error::Stopped));
     }
 }
-
-/// How many logical CPU devices one process can open.
-const CPUS: u32 = 64;
 
 impl Device {
     /// The first CPU device.
@@ -169,10 +171,15 @@ impl Device {
         Device::decorate(Arc::new(driver), &self.0.address)
     }
 
-    /// The same device with every operation timed. The trace goes to `path` as it grows: it is
-    /// whole however the program ends.
+    /// The same device with every operation timed. A device on a server is not slowed down: the server notes what it
+    /// runs, fused groups too, on its own clock, and gives that to the report and the trace. The trace, for Chrome's
+    /// viewer or Perfetto, goes to `path` as it grows: it is whole however the program ends, up to the last read or sync.
     pub fn profiled(&self, path: Option<std::path::PathBuf>) -> Result<(Device, Arc<Profile>), Error> {
-        let profile = Arc::new(Profile::new(self.0.driver.clone(), path)?);
+        let driver = self.0.driver.clone();
+        let profile = Arc::new(match self.is_asynchronous() {
+            true => Profile::there(driver, path)?,
+            false => Profile::new(driver, path)?,
+        });
         Ok((Device::decorate(profile.clone(), &self.0.address)?, profile))
     }
 
@@ -334,6 +341,11 @@ impl Device {
     /// Whether it executes every operation itself.
     pub(crate) fn runs_all(&self) -> bool {
         self.0.runs_all
+    }
+
+    /// Whether it computes beside the program.
+    pub(crate) fn is_asynchronous(&self) -> bool {
+        self.0.asynchronous
     }
 
     pub(crate) fn orphans(&self) -> std::sync::MutexGuard<'_, Vec<kiln_ir::Id>> {

@@ -2,14 +2,16 @@
 //!
 //! Each (thread, device) has one lane, and its content depends on that thread alone. A lane is sealed, that is
 //! submitted in one batch, when somebody reads or syncs, at a mark, at a cap, when another thread needs one of its
-//! values, and when its thread ends. A value that another lane uses is held by that lane until it is submitted; uses in
-//! the value's own lane need no hold, because the `Free` comes later in the same lane.
+//! values, when its thread ends, and when it has waited for long and its device has nothing to do ([`idle`]). A value
+//! that another lane uses is held by that lane until it is submitted; uses in the value's own lane need no hold, because
+//! the `Free` comes later in the same lane.
 //!
-//! Lock order: a lane, then the device. Nothing that may drop a value runs under a lane's lock.
+//! Lock order: a lane, then what has ended in it, then the device. Nothing that may drop a value runs under a lane's
+//! lock, and a drop takes no lane's lock: somebody may be submitting under it, which takes its time.
 
 use crate::device::flag;
 use crate::value::{Value, draw};
-use crate::{Device, Tensor};
+use crate::{Device, Tensor, idle, period};
 use kiln_device::{Batch, Origin, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use smallvec::SmallVec;
@@ -36,14 +38,18 @@ pub(crate) struct Lane {
     /// Its thread has ended.
     closed: AtomicBool,
     state: Mutex<State>,
+    /// Values that other threads dropped and whose last use is here, each with its bytes.
+    ended: Mutex<Vec<(Id, usize)>>,
+    /// Whether there are any, so that recording need not look.
+    has_ended: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
     items: Vec<Item>,
     origins: Vec<Origin>,
-    /// Values of other lanes that the waiting items use.
-    held: Vec<Arc<Value>>,
+    /// Values of other lanes that the waiting items use, each with the place of the item.
+    held: Vec<(u64, Arc<Value>)>,
     /// Place of the next item.
     next: u64,
     /// The names that it gives next, and where they end.
@@ -53,6 +59,8 @@ struct State {
     /// How many of the waiting items are nodes.
     nodes: usize,
     marked: bool,
+    /// [`idle`] looks at it from time to time.
+    watched: bool,
     place: Place,
 }
 
@@ -76,9 +84,6 @@ pub(crate) fn owner(id: Id) -> Option<&'static Lane> {
     let drawn = DRAWN.lock().unwrap_or_else(|e| e.into_inner());
     drawn.iter().rev().find(|((from, to), _)| (*from..*to).contains(&id.0)).map(|(_, lane)| *lane)
 }
-
-/// Values that wait to be freed at most.
-const MOST_FREED: usize = 1024;
 
 /// A thread's lanes; sealed when the thread ends.
 struct Lanes {
@@ -107,13 +112,23 @@ impl Lane {
             return lane;
         }
         let state = State { next: BEFORE + 1, ..State::default() };
-        let (submitted, closed) = (AtomicU64::new(state.next), AtomicBool::new(false));
-        Box::leak(Box::new(Lane { device: device.clone(), submitted, closed, state: Mutex::new(state) }))
+        Box::leak(Box::new(Lane {
+            device: device.clone(),
+            submitted: AtomicU64::new(state.next),
+            closed: AtomicBool::new(false),
+            state: Mutex::new(state),
+            ended: Mutex::default(),
+            has_ended: AtomicBool::new(false),
+        }))
     }
 
     fn close(&'static self) {
         self.closed.store(true, Ordering::Release);
         self.seal(Urgency::Background);
+        // What ended while it was sealed: all uses are submitted now, so any lane will do. What ends from now on sees
+        // that too.
+        let ended = std::mem::take(&mut *self.ended());
+        self.device.orphans().extend(ended.into_iter().map(|(id, _)| id));
         CLOSED.lock().unwrap_or_else(|e| e.into_inner()).push(self);
     }
 
@@ -130,11 +145,20 @@ impl Lane {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Locks it, with what this thread freed meanwhile in it if it is the lane used last.
+    fn ended(&self) -> MutexGuard<'_, Vec<(Id, usize)>> {
+        self.ended.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// Locks it, with what was freed meanwhile in it: by this thread, if it is the lane used last, and by others.
     fn lock_own(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         if LAST.get().is_some_and(|last| std::ptr::eq(last, self)) {
             let _ = LANES.try_with(|lanes| state.free(&mut lanes.freed.borrow_mut()));
+        }
+        if self.has_ended.load(Ordering::Acquire) {
+            let mut ended = self.ended();
+            self.has_ended.store(false, Ordering::Relaxed);
+            state.free(&mut ended);
         }
         state
     }
@@ -158,29 +182,33 @@ impl Lane {
 
     /// Takes everything before place `end` out of the lane and submits it. Gives back what was held for it, to be
     /// dropped after the lock.
-    fn cut(&self, state: &mut State, end: u64, urgency: Urgency) -> Vec<Arc<Value>> {
+    fn cut(&self, state: &mut State, end: u64, urgency: Urgency) -> Vec<(u64, Arc<Value>)> {
         let from = self.submitted();
         if end <= from || state.items.is_empty() {
             return Vec::new();
         }
         let count = (end - from) as usize;
-        state.bytes = 0;
         let (items, origins) = if count >= state.items.len() {
             let room = Batch::room();
-            (state.nodes, state.marked) = (0, false);
+            (state.nodes, state.bytes, state.marked) = (0, 0, false);
             (
                 std::mem::replace(&mut state.items, room.items),
                 std::mem::replace(&mut state.origins, room.origins),
             )
         } else {
+            // About what those that stay make memory grow by.
+            state.bytes = state.bytes / state.items.len() as isize * (state.items.len() - count) as isize;
             let first: Vec<Item> = state.items.drain(..count).collect();
             state.nodes -= first.iter().filter(|item| matches!(item, Item::Run(_))).count();
             (first, state.origins.drain(..count).collect())
         };
         self.send(items, origins, state.place, urgency);
         self.submitted.store(end, Ordering::Release);
-        // Items that still wait may use held values too.
-        if state.items.is_empty() { std::mem::take(&mut state.held) } else { Vec::new() }
+        if state.items.is_empty() {
+            return std::mem::take(&mut state.held);
+        }
+        let used = state.held.partition_point(|(at, _)| *at < end);
+        state.held.drain(..used).collect()
     }
 
     fn send(&self, mut items: Vec<Item>, mut origins: Vec<Origin>, place: Place, urgency: Urgency) {
@@ -300,7 +328,7 @@ impl Lane {
             if std::ptr::eq(value.lane, self) {
                 value.last.store(at, Ordering::Relaxed);
             } else {
-                state.held.push(value.clone());
+                state.held.push((at, value.clone()));
             }
         }
         state
@@ -319,13 +347,35 @@ impl Lane {
         self.lock_own()
     }
 
-    /// Lets go of the lane after a node, and seals it where it is full.
-    fn end(&self, state: MutexGuard<'_, State>) {
-        if self.device.is_eager() || state.items.len() >= MOST_ITEMS || state.bytes > MOST_BYTES {
-            let end = state.next;
-            let urgency = if self.device.is_eager() { Urgency::Now } else { Urgency::Background };
-            self.seal_to(state, end, urgency);
+    /// Lets go of the lane after a node, and seals it where it is full. What came before a mark has gone by then; of
+    /// rounds without marks whole ones go, so that the next time it is full it looks the same.
+    fn end(&'static self, mut state: MutexGuard<'_, State>) {
+        let end = state.next;
+        if self.device.is_eager() {
+            self.seal_to(state, end, Urgency::Now);
+        } else if state.items.len() >= MOST_ITEMS || state.bytes > MOST_BYTES {
+            let begun = period::begun(&state.items) as u64;
+            self.seal_to(state, end - begun, Urgency::Background);
+        } else if !state.watched && self.device.is_asynchronous() {
+            state.watched = true;
+            idle::watch(self, self.submitted());
         }
+    }
+
+    /// Seals the lane if its device has nothing to do and nothing was sealed since it stood at `seen`. Gives where it
+    /// stands, or nothing if nothing waits.
+    pub fn seal_if_idle(&'static self, seen: u64) -> Option<u64> {
+        // Whoever has the lock records or submits: the lane is not old.
+        let Ok(mut state) = self.state.try_lock() else { return Some(seen) };
+        if state.nodes == 0 {
+            state.watched = false;
+            return None;
+        }
+        if self.submitted() == seen && self.device.driver().is_idle() == Some(true) {
+            let end = state.next;
+            self.seal_to(state, end, Urgency::Background);
+        }
+        Some(self.submitted())
     }
 }
 
@@ -365,26 +415,20 @@ pub(crate) fn free(id: Id, lane: &'static Lane, last: u64, bytes: usize) {
     let target = if last >= lane.submitted() { Some(lane) } else { own_lane(&lane.device) };
     let Some(target) = target else { return lane.device.orphans().push(id) };
     if LAST.get().is_some_and(|last| std::ptr::eq(last, target)) {
-        let waiting = LANES.try_with(|lanes| {
-            let mut freed = lanes.freed.borrow_mut();
-            freed.push((id, bytes));
-            freed.len() < MOST_FREED
-        });
-        return match waiting {
-            Ok(true) => {}
-            Ok(false) => drop(target.lock_own()),
-            Err(_) => lane.device.orphans().push(id),
-        };
+        let waits = LANES.try_with(|lanes| lanes.freed.borrow_mut().push((id, bytes)));
+        if waits.is_err() {
+            lane.device.orphans().push(id);
+        }
+        return;
     }
-    let mut state = target.lock();
-    if target.closed.load(Ordering::Acquire) {
-        let end = state.next;
-        target.seal_to(state, end, Urgency::Background);
-        lane.device.orphans().push(id);
-    } else {
-        let origin = state.origins.last().copied().unwrap_or_else(Origin::here);
-        state.end(id, bytes, origin);
+    let mut ended = target.ended();
+    // Its thread has ended, and has submitted everything.
+    if target.closed.load(Ordering::Acquire) && last < lane.submitted() {
+        drop(ended);
+        return lane.device.orphans().push(id);
     }
+    ended.push((id, bytes));
+    target.has_ended.store(true, Ordering::Release);
 }
 
 /// `device` as this thread's lane has it, for as long as the process lives.

@@ -7,8 +7,10 @@
 
 mod device;
 mod element;
+mod idle;
 mod lane;
 mod news;
+mod period;
 mod tensor;
 mod value;
 

@@ -33,7 +33,7 @@ fn train(device: &Device) -> Vec<f32> {
 fn a_recording_replays_with_equal_reads_on_cpu_and_reference() {
     let path = file("step");
     let device = Device::open("cpu:40").unwrap().recorded(&path).unwrap();
-    assert_eq!(device.info().name, "record<cpu>");
+    assert_eq!(device.info().name, "record<fusion<cpu>>");
     let plain = train(&Device::open("cpu:40").unwrap());
     assert_eq!(train(&device), plain, "recording changes nothing");
     device.flush().unwrap();
@@ -144,7 +144,7 @@ fn a_replay_that_differs_says_which_read() {
 fn a_profile_counts_operations_and_bytes_and_writes_a_trace() {
     let path = file("trace.json");
     let (device, profile) = Device::open("cpu:45").unwrap().profiled(Some(path.clone())).unwrap();
-    assert_eq!(device.info().name, "profile<cpu>");
+    assert_eq!(device.info().name, "profile<fusion<cpu>>");
     let x = Tensor::from_vec(vec![1f32, 2.0, 3.0, 4.0], [4], &device);
     let y = kiln_tensor::scope("block", || (&x + &x).add(&x).add(&x).exp());
     assert!((y.to_vec::<f32>().unwrap()[0] - 4f32.exp()).abs() < 1e-4);

@@ -147,6 +147,8 @@ fn messages() -> Vec<Vec<u8>> {
         Message::Digest { request: 2, id: Id(4) },
         Message::Sync { request: 3 },
         Message::Query { request: 4, query: Query::Limit(Some(1 << 30)) },
+        Message::Query { request: 5, query: Query::Trace(true) },
+        Message::Query { request: 6, query: Query::Spans },
         Message::Expose { id: Id(4), capability: [5; 32], fetches: 1, milliseconds: 1000 },
         Message::Fetch {
             incarnation: 1,

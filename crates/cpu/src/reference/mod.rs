@@ -111,7 +111,10 @@ fn evaluated(op: &Op, ins: &[&Value]) -> Result<Vec<Value>, EvalError> {
         // A choice between whole values.
         Op::Commit => one(elementwise::select(ins[0], ins[1], ins[2], &shape)),
         Op::Named(_) => eval_lowered(op, ins)?,
-        Op::Custom(call) => composite::custom(call, ins, &outs)?,
+        Op::Custom(call) => match kiln_ir::custom::may_lower(call).then(|| eval_lowered(op, ins)) {
+            None | Some(Err(EvalError::NotLowerable { .. })) => composite::custom(call, ins, &outs)?,
+            Some(lowered) => lowered?,
+        },
     };
     debug_assert!(results.iter().map(Value::meta).eq(outs), "{op} gave another meta than inferred");
     Ok(results)

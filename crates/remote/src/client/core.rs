@@ -20,7 +20,7 @@ use crate::protocol::greeting::Refusal;
 use crate::protocol::link::{Body, Counts, Lane, Link, Out};
 use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::{self, Sender, Sending};
-use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise};
+use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise, Spans};
 use kiln_ir::wire::Table;
 use kiln_ir::{Id, Item, Meta, Op};
 use request::{Request, refused};
@@ -165,6 +165,8 @@ pub struct Core {
     news: Vec<News>,
     stats: Stats,
     progress: u64,
+    /// What the device runs is noted.
+    traced: bool,
     /// Where the journal stood after the last operation whose results cannot be had by running it again.
     impure: u64,
 }
@@ -202,6 +204,7 @@ impl Core {
             news: Vec::new(),
             stats: Stats::default(),
             progress: 0,
+            traced: false,
             impure: 0,
         }
     }
@@ -317,6 +320,34 @@ impl Core {
             self.transmit(&entry);
             self.journal.push(entry);
         }
+    }
+
+    /// Has the server note what its device runs, or stop and forget it. What another server runs, after this one is
+    /// lost, is noted too.
+    pub fn trace(&mut self, on: bool, promise: Promise<Vec<u8>>) {
+        if !self.can_trace() {
+            let error = Error::Unsupported { op: "trace".into(), device: self.config.peer.clone() };
+            return self.answers.push(Answer::Content(promise, Err(error)));
+        }
+        self.traced = on;
+        self.query(Query::Trace(on), promise);
+    }
+
+    /// Asks for what was noted.
+    pub fn spans(&mut self, promise: Promise<Vec<u8>>) {
+        match self.can_trace() {
+            true => self.query(Query::Spans, promise),
+            // An older server has taken the place of one that could.
+            false => {
+                let answer = Ok(message::encode_spans(&Spans::default()));
+                self.answers.push(Answer::Content(promise, answer));
+            }
+        }
+    }
+
+    /// Whether the server knows of traces.
+    fn can_trace(&self) -> bool {
+        self.session.as_ref().is_none_or(|s| s.version >= 3)
     }
 
     fn ask(&mut self, request: Request) -> Option<u64> {

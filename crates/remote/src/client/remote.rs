@@ -7,9 +7,9 @@ use super::faults::Faults;
 use super::moves::{Errand, Move, Reach, Source};
 use super::spill;
 use crate::address::Address;
-use crate::protocol::message::{Capability, Query, decode_memory};
+use crate::protocol::message::{Capability, Query, decode_memory, decode_spans};
 use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Keep, Locality, Memory, Pending, Place, Promise, pending,
+    Batch, Data, Device, DeviceInfo, Error, Keep, Locality, Memory, Pending, Place, Promise, Spans, pending,
 };
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
@@ -283,6 +283,20 @@ impl Device for Remote {
 
     fn events(&self) -> Vec<String> {
         Remote::events(self)
+    }
+
+    fn trace(&self, on: bool) -> Result<(), Error> {
+        self.ask(|core, promise| core.trace(on, promise)).wait().map(drop)
+    }
+
+    fn spans(&self, _: usize) -> Pending<Spans> {
+        self.ask(Core::spans)
+            .answered(|content| decode_spans(&content?).map_err(|e| Error::Peer { message: e.to_string() }))
+    }
+
+    fn is_idle(&self) -> Option<bool> {
+        let core = self.shared.lock();
+        Some(core.unexecuted() == 0 && core.queued_bytes() == 0)
     }
 
     fn any(&self) -> Option<&dyn Any> {

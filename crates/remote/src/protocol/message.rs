@@ -5,9 +5,12 @@
 
 use super::link::{Body, Lane, Part};
 use super::{ProtocolError, fault, frame};
-use kiln_device::{Bytes, Error, Memory, Place};
+use kiln_device::{Bytes, Error, Memory, Place, Span, Spans};
 use kiln_ir::wire::{Reader, WireError, Writer};
 use kiln_ir::{Id, Meta};
+use rustc_hash::FxHashMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 /// Bytes of data that a piece carries at most.
 pub const PIECE: usize = 256 << 10;
@@ -27,6 +30,10 @@ pub enum Query {
     Memory,
     Cleanup,
     Limit(Option<u64>),
+    /// Begins to note what the device runs, or stops and forgets it. Since version 3.
+    Trace(bool),
+    /// Takes the oldest of what was noted. Since version 3.
+    Spans,
 }
 
 /// A message.
@@ -183,6 +190,8 @@ impl Message<'_> {
                     Query::Cleanup => (1, 0),
                     Query::Limit(None) => (2, 0),
                     Query::Limit(Some(bytes)) => (3, *bytes),
+                    Query::Trace(on) => (4, *on as u64),
+                    Query::Spans => (5, 0),
                 };
                 ints(&mut w, kind::QUERY, &[*request, what, amount])
             }
@@ -286,6 +295,8 @@ impl Message<'_> {
                     1 => Query::Cleanup,
                     2 => Query::Limit(None),
                     3 => Query::Limit(Some(amount)),
+                    4 => Query::Trace(amount != 0),
+                    5 => Query::Spans,
                     _ => return Err(WireError::Malformed { what: "query" }.into()),
                 };
                 Message::Query { request, query }
@@ -468,11 +479,85 @@ pub fn decode_memory(content: &[u8]) -> Result<Memory, ProtocolError> {
     })
 }
 
+/// Spans that one answer holds at most: their names are long at worst, and an answer is one frame.
+pub const MOST_SPANS: usize = 1024;
+
+/// What a device has run as the content of an answer: its clock, what was lost, the names, and the spans. Times are in
+/// nanoseconds; spans follow one another in the order in which they ended, each with the time since the last end.
+pub fn encode_spans(spans: &Spans) -> Vec<u8> {
+    let mut w = Writer::default();
+    let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+    let mut names: Vec<&str> = Vec::new();
+    let mut numbers: FxHashMap<&str, usize> = FxHashMap::default();
+    for span in &spans.spans {
+        numbers.entry(&span.name).or_insert_with(|| {
+            names.push(&span.name);
+            names.len() - 1
+        });
+    }
+    ints(&mut w, 0, &[nanos(spans.now), spans.left, spans.lost, names.len() as u64]);
+    names.iter().for_each(|name| w.text(name));
+    w.int(spans.spans.len() as u64);
+    for span in &spans.spans {
+        let name = numbers[&*span.name] as u64;
+        ints(&mut w, 0, &[name, span.nodes.into(), span.bytes, nanos(span.from), nanos(span.took)]);
+    }
+    w.bytes
+}
+
+/// Reads what [`encode_spans`] wrote.
+pub fn decode_spans(content: &[u8]) -> Result<Spans, ProtocolError> {
+    let mut r = Reader::new(content);
+    let (now, left, lost) = (Duration::from_nanos(r.int()?), r.int()?, r.int()?);
+    let names: Vec<Arc<str>> =
+        (0..r.length(1)?).map(|_| Ok(text(&mut r)?.into())).collect::<Result<_, ProtocolError>>()?;
+    let count = r.length(5)?;
+    let mut spans = Vec::with_capacity(count);
+    for _ in 0..count {
+        let name = usize::try_from(r.int()?).ok().and_then(|at| names.get(at));
+        let name = name.ok_or(WireError::Malformed { what: "span" })?.clone();
+        let nodes = u32::try_from(r.int()?).map_err(|_| WireError::Malformed { what: "span" })?;
+        let (bytes, from, took) = (r.int()?, Duration::from_nanos(r.int()?), Duration::from_nanos(r.int()?));
+        spans.push(Span { name, nodes, bytes, from, took });
+    }
+    if !r.is_empty() {
+        return Err(WireError::Malformed { what: "spans" }.into());
+    }
+    Ok(Spans { spans, left, lost, now })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::greeting::{Hello, Purpose};
     use kiln_ir::DType;
+
+    #[test]
+    fn spans_read_back_and_damaged_ones_are_refused() {
+        let span = |name: &str, nodes, bytes, from, took| Span {
+            name: name.into(),
+            nodes,
+            bytes,
+            from: Duration::from_nanos(from),
+            took: Duration::from_micros(took),
+        };
+        let all =
+            vec![span("rows: exp sum", 2, 800, 5, 7), span("dot", 1, 9, 9, 0), span("dot", 1, 9, 70, 1)];
+        let spans = Spans { spans: all, left: 4, lost: 3, now: Duration::from_secs(2) };
+        let bytes = encode_spans(&spans);
+        assert_eq!(decode_spans(&bytes), Ok(spans));
+        for len in 0..bytes.len() {
+            assert!(decode_spans(&bytes[..len]).is_err(), "{len}");
+        }
+        // A name that is not listed, and more spans than there are bytes.
+        assert!(decode_spans(&[0, 0, 0, 0, 1, 0, 0, 0, 0, 0]).is_err());
+        assert!(decode_spans(&[0, 0, 0, 0, 255, 255, 255, 255, 15]).is_err());
+        // The largest answer is a frame.
+        let long = |i: usize| span(&format!("{i:0>240}"), u32::MAX, u64::MAX, u64::MAX, u64::MAX / 1000);
+        let spans =
+            Spans { spans: (0..MOST_SPANS).map(long).collect(), left: 0, lost: u64::MAX, now: Duration::MAX };
+        assert!(encode_spans(&spans).len() < frame::MOST / 2);
+    }
 
     #[test]
     fn what_was_added_later_reads_back_and_is_absent_where_it_says_nothing() {

@@ -15,8 +15,9 @@ pub use greeting::{Hello, Purpose, Refusal, Welcome};
 pub use link::{Body, Link};
 pub use message::Message;
 
-/// The oldest and newest versions that this build speaks. Version 2 has [`Message::Poison`].
-pub const VERSIONS: (u64, u64) = (1, 2);
+/// The oldest and newest versions that this build speaks. Version 2 has [`Message::Poison`], version 3
+/// [`message::Query::Trace`] and [`message::Query::Spans`].
+pub const VERSIONS: (u64, u64) = (1, 3);
 
 /// Characters of a peer's text that are shown.
 const SHOWN: usize = 500;

@@ -6,7 +6,7 @@ use super::session::{Expose, Quota, Task};
 use crate::protocol::message::{self, Message, Query};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Body, ProtocolError, fault};
-use kiln_device::{Batch, Budget, Bytes, Data, Device, Error, Place, Share, Urgency};
+use kiln_device::{Batch, Budget, Bytes, Data, Device, Error, Place, Share, Trace, Urgency};
 use kiln_ir::wire::{Table, Writer};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, Scalar, infer};
 use rustc_hash::FxHashMap;
@@ -62,6 +62,8 @@ pub struct Executor {
     settled: usize,
     /// The same as the process sees it.
     share: Option<Share>,
+    /// What the device runs is noted.
+    traced: bool,
     operations: u64,
 }
 
@@ -91,6 +93,7 @@ impl Executor {
             limit,
             settled,
             share,
+            traced: false,
             operations: 0,
         }
     }
@@ -110,7 +113,8 @@ impl Executor {
         if tables > self.quota.bytes {
             return Err(ProtocolError::Misuse("more values than the quota allows"));
         }
-        if self.share.as_mut().is_some_and(|share| share.resize(tables).is_err()) {
+        let tracing = self.tracing();
+        if self.share.as_mut().is_some_and(|share| share.resize(tables + tracing).is_err()) {
             return Err(ProtocolError::Misuse("more values than the server has memory for"));
         }
         self.settled = tables;
@@ -118,10 +122,16 @@ impl Executor {
         Ok(())
     }
 
+    /// Bytes that a trace may take.
+    fn tracing(&self) -> usize {
+        if self.traced { Trace::BYTES } else { 0 }
+    }
+
     /// Tells the device how much it may hold.
     fn bound(&self) {
         let limit = self.limit.min(self.quota.bytes);
-        let left = limit.saturating_sub(self.settled);
+        let quota = self.quota.bytes.saturating_sub(self.settled + self.tracing());
+        let left = self.limit.saturating_sub(self.settled).min(quota);
         self.device.limit((limit != usize::MAX).then_some(left));
     }
 
@@ -173,16 +183,10 @@ impl Executor {
                 });
             }
             Message::Query { request, query } => {
-                match query {
-                    Query::Memory => {}
-                    Query::Cleanup => self.device.cleanup(),
-                    Query::Limit(limit) => {
-                        self.limit = limit.map_or(usize::MAX, |x| usize::try_from(x).unwrap_or(usize::MAX));
-                        self.bound();
-                    }
-                }
-                let content = message::encode_memory(&self.device.memory());
-                replies.push(Reply::of(Message::Answer { request, content: &content }));
+                replies.push(match self.query(query) {
+                    Ok(content) => Reply::of(Message::Answer { request, content: &content }),
+                    Err(error) => Reply::of(Message::Failed { request, error }),
+                });
             }
             _ => return Err(ProtocolError::Kind(task.kind)),
         }
@@ -193,6 +197,36 @@ impl Executor {
             }
         }
         Ok((replies, start.elapsed().as_micros() as u64))
+    }
+
+    /// The content of the answer to a question.
+    fn query(&mut self, query: Query) -> Result<Vec<u8>, Error> {
+        match query {
+            Query::Memory => {}
+            Query::Cleanup => self.device.cleanup(),
+            Query::Limit(limit) => {
+                self.limit = limit.map_or(usize::MAX, |x| usize::try_from(x).unwrap_or(usize::MAX));
+                self.bound();
+            }
+            Query::Trace(on) => {
+                let held = self.device.memory().live_bytes.saturating_add(self.settled);
+                let (asked, limit) = (Trace::BYTES, self.quota.bytes);
+                let free = limit.saturating_sub(held);
+                if on && free < asked {
+                    return Err(Error::OutOfMemory { asked, free, limit });
+                }
+                if let Some(share) = &mut self.share {
+                    share.resize(self.settled + if on { asked } else { 0 })?;
+                }
+                self.device.trace(on)?;
+                self.traced = on;
+                self.bound();
+            }
+            Query::Spans => {
+                return Ok(message::encode_spans(&self.device.spans(message::MOST_SPANS).wait()?));
+            }
+        }
+        Ok(message::encode_memory(&self.device.memory()))
     }
 
     /// Verifies a batch and gives it to the device. An operation that cannot be applied fails with what depends on it,

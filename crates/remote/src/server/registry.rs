@@ -329,7 +329,7 @@ impl Registry {
             program: plain(&hello.program),
             device: device.into(),
             secret,
-            info: driver.info(),
+            info: DeviceInfo { count: self.alike(device), ..driver.info() },
             computer: driver.clone(),
             epoch: AtomicU64::new(0),
             session: Mutex::new(session),
@@ -358,6 +358,18 @@ impl Registry {
         let plain = |name: &str| name.strip_suffix(":0").unwrap_or(name).to_string();
         let named = |offered: &&String| name.is_empty() || plain(offered) == plain(name);
         self.config.offered.iter().find(named).and_then(|name| (self.config.devices)(name))
+    }
+
+    /// How many devices are offered of the kind that this name has.
+    fn alike(&self, name: &str) -> usize {
+        let kind = |name: &str| name.split(':').next().unwrap_or_default().to_string();
+        let offered = &self.config.offered;
+        let named = if name.is_empty() { offered.first().map_or("", String::as_str) } else { name };
+        let like: std::collections::BTreeSet<&str> = (offered.iter())
+            .filter(|offered| kind(offered) == kind(named))
+            .map(|offered| offered.strip_suffix(":0").unwrap_or(offered))
+            .collect();
+        like.len()
     }
 
     fn resume(

@@ -77,7 +77,7 @@ fn freed_values_are_gone() {
     assert_eq!(alive[&Id(2)].slice::<f32>(), Some(&[2f32][..]));
 }
 
-/// Doubles bytes; its lowering reads beyond its operand where the attribute is 1, and gives another shape where it is 2.
+/// Doubles bytes; it has no lowering where the attribute is 3. Its lowering reads beyond its operand where the attribute is 1, and gives another shape where it is 2.
 struct Twice;
 
 impl CustomOp for Twice {
@@ -101,6 +101,7 @@ impl CustomOp for Twice {
                 V::emit(Op::Gather { kind: GatherKind::Take, axis: 0 }, &[x, beyond])[0] + x
             }
             [2] => x.reshape([3, 1]),
+            [3] => return None,
             _ => x + x,
         }]))
     }
@@ -115,7 +116,10 @@ fn custom_operations_run_on_bytes_and_through_their_lowering() {
     let twice = Value::new([3], vec![2u8, 4, 6]);
     assert_eq!(eval(&call(&[]), &[&x]).unwrap()[0], twice);
     assert_eq!(eval_lowered(&call(&[]), &[&x]).unwrap()[0], twice);
-    let large = eval(&call(&[]), &[&Value::new([1], vec![200u8])]);
+    // Its lowering is what it means, and wraps; without one its own code runs, which does not.
+    let large = Value::new([1], vec![200u8]);
+    assert_eq!(eval(&call(&[]), &[&large]).unwrap()[0], Value::new([1], vec![144u8]));
+    let large = eval(&call(&[3]), &[&large]);
     assert_eq!(large, Err(EvalError::Custom { op: "test.twice".into(), message: "200 is too large".into() }));
     let beyond = eval_lowered(&call(&[1]), &[&x]);
     assert_eq!(beyond, Err(EvalError::Index { op: "take".into(), index: 99, length: 3 }));

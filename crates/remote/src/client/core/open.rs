@@ -5,7 +5,7 @@ use super::{Core, Login, Session, Step, control};
 use crate::client::journal::{Entry, Journal, Kept};
 use crate::client::moves::Errand;
 use crate::protocol::greeting::{Hello, Purpose, Welcome};
-use crate::protocol::message::{Message, kind};
+use crate::protocol::message::{Message, Query, kind};
 use crate::protocol::template::Sender;
 use crate::protocol::{ProtocolError, VERSIONS};
 use kiln_device::Error;
@@ -130,6 +130,11 @@ impl Core {
                 held.snapshot + held.stored,
                 held.entries
             ));
+        }
+        if !first && self.traced && self.can_trace() {
+            let request = self.next_request;
+            self.next_request += 1;
+            self.task(Message::Query { request, query: Query::Trace(true) }, false);
         }
         for (&id, kept) in base {
             match kept {
