@@ -2,7 +2,7 @@
 
 use super::faults::Faults;
 use crate::protocol::message::Capability;
-use kiln_device::{Data, Keep, Pending, Place};
+use kiln_device::{Data, Error, Keep, Pending, Place};
 use kiln_ir::{Id, Meta};
 use std::sync::Arc;
 
@@ -20,6 +20,19 @@ pub struct Move {
     pub source: Arc<dyn Source>,
     /// Holds the value at its source, so that it can be fetched again after the target is lost.
     pub keep: Keep,
+}
+
+/// How often a value is recalled whose server is lost each time.
+pub const RECALLS: u32 = 64;
+
+/// How many recalls are left after one that gave this error. A server that was lost and replaced costs one, whatever else
+/// a quarter; if the value itself failed, there is nothing to try again.
+pub fn recalls_left(error: &Error, tries: u32) -> u32 {
+    match error {
+        Error::Failed { .. } => 0,
+        Error::Stopped => tries.saturating_sub(1),
+        _ => tries.saturating_sub(RECALLS / 4),
+    }
 }
 
 /// How servers reach each other.

@@ -4,7 +4,7 @@ use super::core::{Config, Core, Login, News, Stats};
 use super::drive::drive;
 use super::exit;
 use super::faults::Faults;
-use super::moves::{Errand, Move, Reach, Source};
+use super::moves::{Errand, Move, RECALLS, Reach, Source, recalls_left};
 use super::spill;
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory, decode_spans};
@@ -345,18 +345,14 @@ impl Source for Held {
     }
 }
 
-/// How often a value is recalled: its server may be replaced meanwhile.
-const RECALLS: u32 = 4;
-
 /// Passes the bytes of a transfer on through the client. The value is exposed once more, because its server may be
 /// another by now, and nobody there knows of it.
 fn pass(target: Arc<Shared>, transfer: u64, moved: Arc<Move>, tries: u32) {
     let source = moved.source.clone();
     source.expose(moved.capability);
     source.recall(moved.capability).on_answer(move |answer| match answer {
-        // If the value itself failed, there is nothing to try again.
-        Err(error) if tries > 1 && !matches!(error, Error::Failed { .. }) => {
-            pass(target, transfer, moved, tries - 1);
+        Err(error) if recalls_left(&error, tries) > 0 => {
+            pass(target, transfer, moved, recalls_left(&error, tries));
         }
         answer => {
             target.lock().supply(transfer, answer);
