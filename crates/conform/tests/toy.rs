@@ -26,6 +26,18 @@ impl Toy {
             origin: None,
             cause: Arc::new(cause),
         };
+        let fine = |id: &Id| table.get(id).and_then(|slot| slot.as_ref().ok());
+        match (&node.op, &node.ins[..]) {
+            (Op::Guard { .. }, ins) if ins.iter().any(|id| fine(id).is_none()) => {
+                return Ok(vec![Value::new([], vec![false])]);
+            }
+            (Op::Commit, [ok, _, old]) if fine(ok).and_then(Value::slice) != Some(&[true][..]) => {
+                return fine(old)
+                    .map(|old| vec![old.clone()])
+                    .ok_or_else(|| failed(Error::UnknownValue(*old)));
+            }
+            _ => {}
+        }
         let mut ins = Vec::new();
         for id in &node.ins {
             match table.get(id) {

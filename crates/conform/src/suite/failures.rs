@@ -13,6 +13,7 @@ pub fn check(suite: &mut Suite<'_>) {
         fails(suite, &op, ins, cause);
     }
     absent(suite);
+    steps(suite);
 }
 
 /// Operations with operands that they fail on, and the root cause.
@@ -130,6 +131,43 @@ fn fails(suite: &mut Suite<'_>, op: &Op, ins: Vec<Value>, cause: Error) {
     poisoned(suite, &name, op.name(), late, &cause);
     suite.free(outs.into_iter().chain([further, fine, late, beside]).chain(names));
     suite.settles(&name, start);
+}
+
+/// A guard takes failures for facts, and what is not committed may have failed.
+fn steps(suite: &mut Suite<'_>) {
+    suite.totals.cases += 1;
+    let old = Value::new([2], vec![1f32, 2.0]);
+    if !suite.device.supports(&Op::Commit, &[Meta::new(DType::Bool, []), old.meta(), old.meta()]) {
+        return;
+    }
+    let start = settled(&*suite.device);
+    let (kept, index) = (suite.write(&old), suite.write(&Value::new([2], vec![0i64, 9])));
+    let [bad, no, yes, same, taken, lost, word] = [0; 7].map(|_| suite.fresh());
+    let run = |op: Op, ins: &[Id], out: Id| Item::Run(Node::new(op, ins, &[out]));
+    let guard = || Op::Guard { finite: true };
+    suite.submit(vec![
+        run(Op::Gather { kind: GatherKind::Take, axis: 0 }, &[kept, index], bad),
+        run(guard(), &[kept, bad, kept], no),
+        run(guard(), &[kept], yes),
+        run(Op::Commit, &[no, bad, kept], same),
+        run(Op::Commit, &[yes, same, kept], taken),
+        run(Op::Commit, &[yes, bad, kept], lost),
+    ]);
+    // A word that has failed is no consent.
+    suite.submit(vec![run(Op::Cast(DType::Bool), &[bad], word)]);
+    let unsaid = suite.fresh();
+    let single = Op::Reduce { kind: ReduceKind::Any, axes: AxisSet::one(0), keep: false };
+    let failed = suite.fresh();
+    suite.submit(vec![run(single, &[word], failed), run(Op::Commit, &[failed, bad, kept], unsaid)]);
+    for (id, want) in [(no, false), (yes, true)] {
+        suite.compare(&|| "a step".into(), "its guard", &guard(), id, &Value::new([], vec![want]));
+    }
+    for id in [same, taken, unsaid] {
+        suite.compare(&|| "a step".into(), "what it keeps", &Op::Commit, id, &old);
+    }
+    poisoned(suite, "a step", "take", lost, &Error::Index { op: "take".into(), index: 9, length: 2 });
+    suite.free([kept, index, bad, no, yes, same, taken, lost, word, failed, unsaid]);
+    suite.settles("a step", start);
 }
 
 /// Names that never were, and names that are no more.

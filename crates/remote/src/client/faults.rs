@@ -54,6 +54,19 @@ impl Faults {
     /// The error with the user's line, if it is known here or where values came from.
     pub fn located(self: &Arc<Faults>, error: Error) -> Error {
         let Error::Failed { op, value, origin: None, cause } = error else { return error };
+        let cause = match &*cause {
+            // What a step was refused for has a line of its own.
+            Error::StepRefused { at, path, origin, cause: Some(failed) } => {
+                let failed = Arc::new(self.located((**failed).clone()));
+                Arc::new(Error::StepRefused {
+                    at: *at,
+                    path: path.clone(),
+                    origin: *origin,
+                    cause: Some(failed),
+                })
+            }
+            _ => cause,
+        };
         let mut asked = vec![self.clone()];
         let mut origin = None;
         for next in 0.. {
