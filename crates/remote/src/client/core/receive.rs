@@ -10,6 +10,9 @@ use crate::protocol::{Frame, ProtocolError, plain};
 use kiln_device::{Data, Error};
 use kiln_ir::{Id, Item, Meta};
 
+/// Batches that are executed and whose failures may still be under way.
+const RECENT: usize = 64;
+
 impl Core {
     /// Takes a frame.
     pub fn receive(&mut self, frame: &Frame<'_>) -> Result<Step, ProtocolError> {
@@ -42,7 +45,8 @@ impl Core {
             Message::Progress { tasks, micros } => {
                 self.executed = self.executed.max(tasks);
                 self.micros = self.micros.max(micros);
-                while self.sent.front().is_some_and(|s| s.task <= self.executed) {
+                // A word of progress overtakes the failures before it, which wait with the other answers.
+                while self.sent.len() > RECENT && self.sent.front().is_some_and(|s| s.task <= self.executed) {
                     self.sent.pop_front();
                 }
                 let executed = self.executed;
