@@ -127,7 +127,7 @@ fn a_crowd_does_not_keep_a_right_token_out() {
     let mut gone = 0;
     for raw in &mut crowd[..60] {
         raw.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
-        gone += usize::from(matches!(raw.stream.read(&mut [0; 64]), Ok(_)));
+        gone += usize::from(raw.stream.read(&mut [0; 64]).is_ok());
     }
     assert!(gone > 50, "{gone}");
 }

@@ -20,6 +20,7 @@ impl Default for Tag {
 
 impl Tag {
     /// With one more field.
+    #[allow(clippy::should_implement_trait)]
     pub fn add(mut self, field: impl AsRef<[u8]>) -> Tag {
         let field = field.as_ref();
         let length = (field.len() as u64).to_le_bytes();
