@@ -61,5 +61,6 @@ fn fuzzed(only: Option<&str>, executions: u64, seed: u64, keep: usize) -> bool {
             }
         }
     }
+    fuzz::clean();
     fine
 }

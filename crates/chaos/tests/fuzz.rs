@@ -20,4 +20,5 @@ fn targets_stand_mutated_inputs() {
         }
     }
     let _ = std::panic::take_hook();
+    fuzz::clean();
 }

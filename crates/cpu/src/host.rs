@@ -90,6 +90,9 @@ const MOST_QUEUED: usize = 1 << 14;
 /// Operands of an operation up to which their memory is used again for the result.
 const MOST_OWNED: usize = 1024;
 
+/// Items of a batch up to which it is planned: recording gives far fewer, and the search is not made for more.
+const MOST_PLANNED: usize = 1 << 14;
+
 /// Failures that are kept until somebody asks for them; the first tell most.
 const MOST_FAILURES: usize = 64;
 
@@ -140,11 +143,7 @@ impl<K: Kernels> HostDevice<K> {
     pub fn new(kernels: K) -> HostDevice<K> {
         let fusers = if fusing() { kernels.fusers() } else { Vec::new() };
         let fuses = AtomicBool::new(!fusers.is_empty());
-        let mut engine = Engine::new(fusers, Limits::default());
-        if let Some(dir) = std::env::var_os("KILN_CACHE").filter(|dir| !dir.is_empty()) {
-            let info = kernels.info();
-            engine.cache(dir, &format!("{} {}", info.name, info.numerics));
-        }
+        let engine = Engine::new(fusers, Limits::default());
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
             queue: Queue::new(Executor { table: FxHashMap::default(), wishes: FxHashMap::default(), engine }),
@@ -156,7 +155,11 @@ impl<K: Kernels> HostDevice<K> {
             trace: Trace::default(),
             this: this.clone(),
         });
-        HostDevice { shared }
+        let device = HostDevice { shared };
+        if let Some(dir) = std::env::var_os("KILN_CACHE").filter(|dir| !dir.is_empty()) {
+            device.cache(dir);
+        }
+        device
     }
 
     /// What fusion has done.
@@ -168,6 +171,12 @@ impl<K: Kernels> HostDevice<K> {
     pub fn add_fuser(&self, fuser: Box<dyn Fuser<K::Value>>) {
         self.shared.executor().engine.add(fuser);
         self.shared.fuses.store(true, Ordering::Relaxed);
+    }
+
+    /// Keeps plans in a folder from now on, as `KILN_CACHE` does.
+    pub fn cache(&self, dir: impl Into<std::path::PathBuf>) {
+        let info = self.shared.kernels.info();
+        self.shared.executor().engine.cache(dir, &format!("{} {}", info.name, info.numerics));
     }
 
     /// Tells `observer` from now on what fusion does.
@@ -326,7 +335,7 @@ impl<K: Kernels> Shared<K> {
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
         let Executor { table, wishes, engine } = executor;
         let several = batch.items.len() > 1 || batch.items.iter().any(lowering::composite);
-        if !engine.is_idle() && several && !stop::is_set() {
+        if !engine.is_idle() && several && batch.items.len() <= MOST_PLANNED && !stop::is_set() {
             let outside = Outside { shared: self, table, batch };
             // A fault in planning costs speed, never results.
             let plan = catch_unwind(AssertUnwindSafe(|| engine.plan(&batch.items, &outside))).ok().flatten();
@@ -390,11 +399,12 @@ impl<K: Kernels> Shared<K> {
                     return poison(table, node, error);
                 }
                 None => {
-                    let error = failed(node.op.name(), node.outs[0], origin, Error::UnknownValue(*id));
+                    let error = failed(node.op.name(), first(node), origin, Error::UnknownValue(*id));
                     return poison(table, node, self.fail(error));
                 }
             }
         }
+        let ends = ending(&node.ins, dying);
         for id in &node.ins {
             // Of very many operands none is worth looking for the others.
             let once =
@@ -417,7 +427,7 @@ impl<K: Kernels> Shared<K> {
         match result {
             Ok(outs) => table.extend(node.outs.iter().copied().zip(outs.into_iter().map(Ok))),
             Err(error) => {
-                let error = failed(node.op.name(), node.outs[0], origin, error);
+                let error = failed(node.op.name(), first(node), origin, error);
                 poison(table, node, self.fail(error))
             }
         }
@@ -432,7 +442,7 @@ impl<K: Kernels> Shared<K> {
         origin: Option<Origin>,
         place: Place,
     ) -> Slot<K::Value> {
-        let failed = |cause: Error| self.fail(failed(node.op.name(), node.outs[0], origin, cause));
+        let failed = |cause: Error| self.fail(failed(node.op.name(), first(node), origin, cause));
         let refused = |at: usize, cause| Error::StepRefused { at, path: String::new(), origin: None, cause };
         let eval = |op: &Op, ins: &mut [Arg<K::Value>]| {
             let outs = self.guarded("guard", || self.kernels.eval(op, ins, place))?;
@@ -589,6 +599,11 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
         self.put(id, value);
         Ok(())
     }
+}
+
+/// The value that an operation's failure is told of; hostile ones may define none.
+fn first(node: &Node) -> Id {
+    node.outs.first().copied().unwrap_or(Id(u64::MAX))
 }
 
 fn freed(item: &Item) -> Option<Id> {

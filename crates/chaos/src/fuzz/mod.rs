@@ -1,10 +1,13 @@
 //! Fuzz targets as plain functions, and the loop that mutates inputs for them. It runs on stable Rust: instead of
 //! coverage, a target tells what came of an input, and inputs with a new outcome are kept and mutated further.
 
+mod files;
+mod grammar;
 mod mutate;
 mod seeds;
 mod targets;
 
+pub use files::clean;
 pub use seeds::seeds;
 pub use targets::{TARGETS, Target};
 

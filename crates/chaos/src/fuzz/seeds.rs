@@ -20,6 +20,8 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             [0u8, 6, 255].iter().map(|n| [&[*n][..], &all].concat()).collect()
         }
         "messages" => messages(),
+        "grammar" => (0..64u8).map(|n| vec![n, n.wrapping_mul(37), n ^ 85]).collect(),
+        "recordings" | "plans" | "checkpoints" => super::files::seeds(target),
         _ => vec![session(&conversation()), Vec::new()],
     }
 }

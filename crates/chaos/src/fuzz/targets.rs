@@ -27,9 +27,13 @@ pub const TARGETS: &[Target] = &[
     Target { name: "frames", run: frames },
     Target { name: "messages", run: messages },
     Target { name: "session", run: session },
+    Target { name: "grammar", run: super::grammar::grammar },
+    Target { name: "recordings", run: super::files::recordings },
+    Target { name: "plans", run: super::files::plans },
+    Target { name: "checkpoints", run: super::files::checkpoints },
 ];
 
-fn number(of: impl Hash) -> u64 {
+pub(super) fn number(of: impl Hash) -> u64 {
     let mut hasher = DefaultHasher::new();
     of.hash(&mut hasher);
     hasher.finish()
