@@ -404,7 +404,6 @@ impl<K: Kernels> Shared<K> {
                 }
             }
         }
-        let ends = ending(&node.ins, dying);
         for id in &node.ins {
             // Of very many operands none is worth looking for the others.
             let once =
@@ -446,7 +445,7 @@ impl<K: Kernels> Shared<K> {
         let refused = |at: usize, cause| Error::StepRefused { at, path: String::new(), origin: None, cause };
         let eval = |op: &Op, ins: &mut [Arg<K::Value>]| {
             let outs = self.guarded("guard", || self.kernels.eval(op, ins, place))?;
-            outs.into_iter().next().ok_or(Error::UnknownValue(node.outs[0]))
+            outs.into_iter().next().ok_or(Error::UnknownValue(first(node)))
         };
         let word = |ok: bool| {
             let value = Scalar::from_bits(DType::Bool, ok as u64);
@@ -556,9 +555,9 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
     }
 
     fn fail(&mut self, place: usize, nodes: &[&Node], error: Error) {
-        let Some(first) = nodes.first() else { return };
+        let Some(node) = nodes.first() else { return };
         let origin = self.batch.origins.get(place).copied();
-        let error = self.shared.fail(failed(first.op.name(), first.outs[0], origin, error));
+        let error = self.shared.fail(failed(node.op.name(), first(node), origin, error));
         nodes.iter().for_each(|node| poison(self.table, node, error.clone()));
     }
 

@@ -213,6 +213,10 @@ fn offsets(geometry: &Geometry) -> Vec<usize> {
 fn lines(geometry: &Geometry, mut f: impl FnMut(usize, usize, usize, usize)) {
     let [a, b, c] = geometry.axes;
     let reached = |axis: Axis| axis.x.min(axis.padded().saturating_sub(axis.low));
+    // Where padding is longer than what is reached, a line would begin behind the plane.
+    if reached(c) == 0 {
+        return;
+    }
     for x0 in 0..reached(a) {
         for x1 in 0..reached(b) {
             let line = ((x0 + a.low) * b.padded() + x1 + b.low) * c.padded() + c.low;
