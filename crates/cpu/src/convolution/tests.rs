@@ -106,6 +106,27 @@ fn check(
     one(rng, ConvKind::Weight, Conv { extent: extent(kernel), ..conv }, x, y);
 }
 
+/// Groups of one channel whose kernel sees nothing but padding: found by `cargo xtask fuzz --target grammar`.
+#[test]
+fn padding_longer_than_what_is_reached() {
+    let mut rng = Rng(7);
+    for low in [5, 9, 400] {
+        let conv = Conv {
+            stride: [1; 3],
+            low: [low, 0, 0],
+            high: [0; 3],
+            dilation: [1; 3],
+            extent: [2, 0, 0],
+            groups: 3,
+        };
+        let (x, y) = (Meta::new(DType::F32, [2, 3, 4]), Meta::new(DType::F32, [2, 3, low as usize + 3]));
+        one(&mut rng, ConvKind::Weight, conv, x, y);
+        let w = Meta::new(DType::F32, [3, 1, 2]);
+        let high = [low, 0, 0];
+        one(&mut rng, ConvKind::Forward, Conv { high, extent: [0; 3], ..conv }, x, w);
+    }
+}
+
 fn one(rng: &mut Rng, kind: ConvKind, geometry: Conv, a: Meta, b: Meta) {
     let op = Op::Conv { kind, conv: geometry };
     let out = kiln_ir::infer(&op, &[a, b]).expect("fits")[0];
