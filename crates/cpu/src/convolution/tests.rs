@@ -110,16 +110,16 @@ fn check(
 #[test]
 fn padding_longer_than_what_is_reached() {
     let mut rng = Rng(7);
-    for low in [5, 9, 400] {
+    for low in [5, 9, 60] {
         let conv = Conv {
-            stride: [1; 3],
+            stride: [100, 1, 1],
             low: [low, 0, 0],
             high: [0; 3],
             dilation: [1; 3],
             extent: [2, 0, 0],
             groups: 3,
         };
-        let (x, y) = (Meta::new(DType::F32, [2, 3, 4]), Meta::new(DType::F32, [2, 3, low as usize + 3]));
+        let (x, y) = (Meta::new(DType::F32, [2, 3, 4]), Meta::new(DType::F32, [2, 3, 1]));
         one(&mut rng, ConvKind::Weight, conv, x, y);
         let w = Meta::new(DType::F32, [3, 1, 2]);
         let high = [low, 0, 0];
