@@ -505,22 +505,22 @@ fn look(
 impl Between {
     /// Fetches and recalls get on a little.
     fn step(&mut self, worlds: &mut [World; 2], random: &mut Random, faults: bool) {
-        for side in 0..2 {
-            let errands = std::mem::take(&mut worlds[side].errands);
+        for world in worlds.iter_mut() {
+            let errands = std::mem::take(&mut world.errands);
             for errand in errands {
                 match errand {
                     Errand::Expose(moved) => moved.source.expose(moved.capability),
                     Errand::Pass(transfer, moved) => {
                         self.around += 1;
-                        pass(worlds[side].core.clone(), transfer, moved, RECALLS);
+                        pass(world.core.clone(), transfer, moved, RECALLS);
                     }
                     Errand::Store(_) => unreachable!("done by the side itself"),
                 }
             }
-            for (client, order) in std::mem::take(&mut worlds[side].orders) {
+            for (client, order) in std::mem::take(&mut world.orders) {
                 match order {
                     Order::Announce(capability) => {
-                        worlds[side].registry.moves().announce(client.number, capability);
+                        world.registry.moves().announce(client.number, capability);
                     }
                     Order::Fetch(fetch) => self.fetches.push((client, fetch, 0)),
                     Order::Recall(request, capability) => {
@@ -528,7 +528,7 @@ impl Between {
                     }
                 }
             }
-            let registry = &worlds[side].registry;
+            let registry = &world.registry;
             registry.moves().expire(|session| registry.is_open(session));
         }
         self.fetches.retain_mut(|(client, fetch, looks)| {

@@ -133,9 +133,17 @@ fn planned() -> Cpu {
     device
 }
 
-/// The plan of the program: its path, what says that it is of this program, and the rest.
-fn plan() -> &'static (PathBuf, Vec<u8>, Vec<u8>, Vec<Result<Vec<u8>, String>>) {
-    type Plan = (PathBuf, Vec<u8>, Vec<u8>, Vec<Result<Vec<u8>, String>>);
+/// The plan that the device keeps of the program, and what the program gives.
+struct Plan {
+    path: PathBuf,
+    /// The bytes up to and including what says that it is of this program.
+    head: Vec<u8>,
+    /// What runs together: the part that is fuzzed.
+    groups: Vec<u8>,
+    results: Vec<Result<Vec<u8>, String>>,
+}
+
+fn plan() -> &'static Plan {
     static MADE: LazyLock<Plan> = LazyLock::new(|| {
         let results = ran(&planned());
         let mut files: Vec<PathBuf> =
@@ -148,8 +156,9 @@ fn plan() -> &'static (PathBuf, Vec<u8>, Vec<u8>, Vec<Result<Vec<u8>, String>>) 
         for _ in 0..r.int().unwrap_or(0) {
             let _ = r.int();
         }
-        let rest = r.rest().to_vec();
-        (files.swap_remove(0), bytes[..bytes.len() - 4 - rest.len()].to_vec(), rest, results)
+        let groups = r.rest().to_vec();
+        let head = bytes[..bytes.len() - 4 - groups.len()].to_vec();
+        Plan { path: files.swap_remove(0), head, groups, results }
     });
     &MADE
 }
@@ -157,13 +166,13 @@ fn plan() -> &'static (PathBuf, Vec<u8>, Vec<u8>, Vec<Result<Vec<u8>, String>>) 
 /// A plan that says to be of this program: whatever it says, the results are the program's.
 pub fn plans(input: &[u8]) -> u64 {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let (path, head, _, results) = plan();
-    let mut file = [&head[..], input].concat();
+    let plan = plan();
+    let mut file = [&plan.head[..], input].concat();
     let sum = crc32fast::hash(&file[8..]);
     file.extend(sum.to_le_bytes());
-    std::fs::write(path, &file).expect("a file");
+    std::fs::write(&plan.path, &file).expect("a file");
     let device = planned();
-    assert!(ran(&device) == *results, "another plan gives other results");
+    assert!(ran(&device) == plan.results, "another plan gives other results");
     let stats = device.fusion();
     super::targets::number(format!("{stats:?}"))
 }
@@ -191,7 +200,7 @@ pub fn seeds(target: &str) -> Vec<Vec<u8>> {
             }
             vec![all, Vec::new()]
         }
-        "plans" => vec![plan().2.clone(), Vec::new()],
+        "plans" => vec![plan().groups.clone(), Vec::new()],
         _ => {
             let folder = folder().join("checkpoints");
             let device = kiln::Device::cpu();
@@ -216,7 +225,8 @@ mod tests {
             let seeds = seeds(target);
             assert_ne!(run(&seeds[0]), run(&seeds[1]), "{target}");
         }
-        assert!(plan().3.iter().all(Result::is_ok), "{:?}", plan().3);
+        let results = &plan().results;
+        assert!(results.iter().all(Result::is_ok), "{results:?}");
         clean();
     }
 }
