@@ -93,7 +93,7 @@ fn binary(op: Binary, a: &Tensor, b: impl Operand) -> Tensor {
 }
 
 macro_rules! unary_methods {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $code:literal, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(
@@ -109,7 +109,7 @@ macro_rules! unary_methods {
 kiln_ir::unary_table!(unary_methods);
 
 macro_rules! binary_methods {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $code:literal, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(

@@ -44,7 +44,6 @@ fn every_row_is_complete() {
         let name = op.name();
         assert_eq!(Unary::from_name(name), Some(*op));
         assert!(op.doc().ends_with('.') && op.doc().len() > 3, "{name}");
-        assert!(op.code().contains("{x}"), "{name}");
         match op.grad() {
             Grad1::Is(_) | Grad1::Zero => {
                 assert!(matches!(op.domain(), Domain::Float | Domain::Num), "{name}")
@@ -56,7 +55,6 @@ fn every_row_is_complete() {
         let name = op.name();
         assert_eq!(Binary::from_name(name), Some(*op));
         assert!(op.doc().ends_with('.') && op.doc().len() > 3, "{name}");
-        assert!(op.code().contains("{a}") && op.code().contains("{b}"), "{name}");
         match op.grad() {
             Grad2::Is(..) | Grad2::Zero => {
                 assert!(matches!(op.domain(), Domain::Float | Domain::Num), "{name}")
