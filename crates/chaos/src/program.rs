@@ -69,7 +69,7 @@ pub fn train(driver: Arc<dyn Driver>, steps: u64) -> Result<String, Error> {
 pub fn stream(driver: &dyn Driver, seed: u64, length: usize) -> Vec<Result<Vec<u8>, String>> {
     let mut random = Random(seed);
     let meta = Meta::new(DType::F32, [8]);
-    let (mut live, mut next): (Vec<Id>, u64) = (Vec::new(), 1 << 40);
+    let (mut live, mut next): (Vec<Id>, u64) = (Vec::new(), Id::TOOLS.first.0);
     let mut reads: Vec<Pending<Data>> = Vec::new();
     let ops = ["add", "mul", "sub", "maximum"].map(|name| parse_op(name).expect("a known operation"));
     for _ in 0..length {

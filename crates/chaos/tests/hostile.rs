@@ -251,7 +251,7 @@ fn a_name_that_is_used_again_ends_the_session_and_no_other() {
     ended(vec![[&first[..], &[free.clone(), twice.clone()]].concat()], "used before");
     ended(vec![first.clone(), vec![free.clone()], vec![twice.clone()]], "used before");
     ended(vec![[&first[..], &[twice]].concat()], "used before");
-    for id in [Id::RESERVED.0, Id::AGAIN.0, u64::MAX] {
+    for id in [Id::LOWERED.first.0, Id::RECOMPUTED.first.0, Id::NONE.0] {
         ended(vec![vec![node("neg", &[1], id)]], "only the server's device");
     }
     // Names of several lanes come mixed, in blocks, and each is new.

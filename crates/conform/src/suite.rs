@@ -17,7 +17,7 @@ mod forms;
 mod frees;
 
 use kiln_device::{Device, Error, Memory};
-use kiln_ir::{DType, Id, Meta, Op};
+use kiln_ir::{DType, Meta, Op};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -154,14 +154,14 @@ struct Suite<'a> {
     totals: Totals,
     /// Written names of the operations that had a case.
     names: BTreeSet<&'static str>,
-    next: u64,
+    /// How many names it has drawn.
+    drawn: u64,
 }
 
 impl<'a> Suite<'a> {
     fn new(device: Arc<dyn Device>, options: &'a Options, report: &'a mut dyn FnMut(&Finding)) -> Suite<'a> {
-        // Not those that a recording side draws, should the device be shared with one.
-        let (totals, names, next) = (Totals::default(), BTreeSet::new(), Id::TOOLS.0);
-        Suite { device, options, report, totals, names, next }
+        let (totals, names, drawn) = (Totals::default(), BTreeSet::new(), 0);
+        Suite { device, options, report, totals, names, drawn }
     }
 
     fn found(&mut self, case: &str, problem: Problem) {

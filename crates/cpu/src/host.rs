@@ -602,7 +602,7 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
 
 /// The value that an operation's failure is told of; hostile ones may define none.
 fn first(node: &Node) -> Id {
-    node.outs.first().copied().unwrap_or(Id(u64::MAX))
+    node.outs.first().copied().unwrap_or(Id::NONE)
 }
 
 fn freed(item: &Item) -> Option<Id> {

@@ -117,7 +117,7 @@ impl Build for Writer {
         let mut node = Node { op, ins, outs: SmallVec::new() };
         let first = state.ids.len() as u32;
         for meta in outs {
-            let id = Id(Id::INNER.0 + state.next);
+            let id = Id::LOWERED.at(state.next);
             state.next += 1;
             node.outs.push(id);
             state.ids.push(id);

@@ -70,7 +70,7 @@ fn a_name_for_two_values_in_one_batch_is_two_values() {
 fn names_of_the_device_are_refused() {
     let cpu = Cpu::start();
     write(&cpu, 1, &[1.0, 2.0]);
-    let reserved = Id::RESERVED.0;
+    let reserved = Id::LOWERED.first.0;
     let refused = |error: Error| {
         assert!(
             matches!(&error, Error::Op(OpError::Attribute { reason, .. }) if reason.contains("2^62")),
@@ -89,8 +89,8 @@ fn names_of_the_device_are_refused() {
     );
     refused(root(&cpu, reserved + 7));
     assert!(cpu.read(Id(3)).wait().is_ok());
-    submit(&cpu, vec![run(Op::Unary(Unary::Neg), &[1], Id::AGAIN.0), Item::Free(Id(3))]);
-    refused(root(&cpu, Id::AGAIN.0));
+    submit(&cpu, vec![run(Op::Unary(Unary::Neg), &[1], Id::RECOMPUTED.first.0), Item::Free(Id(3))]);
+    refused(root(&cpu, Id::RECOMPUTED.first.0));
 }
 
 const CONV: Conv =
@@ -174,7 +174,7 @@ fn a_recording_whose_names_stand_for_two_values_is_refused_before_anything_runs(
         (vec![neg(1, 2), Item::Free(Id(2)), neg(1, 2)], "v2 is defined already"),
         (vec![neg(1, 2), neg(1, 1)], "v1 is defined already"),
         (vec![neg(7, 2), neg(1, 2)], "v2 is defined already"),
-        (vec![neg(1, Id::RESERVED.0)], "only a device may give"),
+        (vec![neg(1, Id::LOWERED.first.0)], "only a device may give"),
         (
             vec![Item::Run(Node::new(Op::Unary(Unary::Neg), &[Id(1)], &[Id(2), Id(3)]))],
             "gives 1 values, not 2",

@@ -45,7 +45,7 @@ pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
         copies: vec![Vec::new(); again.len()],
         twins: Vec::new(),
     };
-    let (mut late, mut next) = (Vec::new(), Id::AGAIN.0);
+    let (mut late, mut next) = (Vec::new(), Id::RECOMPUTED.first.0);
     for (at, item) in items.iter().enumerate() {
         for (k, own) in again.iter().enumerate().filter(|(_, own)| own.users[0] == at) {
             for (from, node) in own.nodes.iter().filter_map(|&from| Some((from, node(from)?))) {
@@ -82,7 +82,7 @@ pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
         written.places[at] = written.items.len();
         written.items.push(items[at].clone());
     }
-    written.items.extend((Id::AGAIN.0..next).map(|id| Item::Free(Id(id))));
+    written.items.extend((Id::RECOMPUTED.first.0..next).map(|id| Item::Free(Id(id))));
     written
 }
 

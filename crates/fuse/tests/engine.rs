@@ -386,7 +386,7 @@ fn a_name_stands_for_one_value_or_there_is_no_plan() {
     let meta = Meta::new(kiln_ir::DType::F32, [2]);
     let neg = |of: u64, to: u64| Item::Run(Node::new(Op::Unary(Unary::Neg), &[Id(of)], &[Id(to)]));
     let free = |id: u64| Item::Free(Id(id));
-    let (inner, again) = (Id::INNER.0, Id::AGAIN.0 + 3);
+    let (inner, again) = (Id::LOWERED.first.0, Id::RECOMPUTED.at(3).0);
     let cases = [
         vec![neg(1, 10), neg(10, 11), free(10), neg(1, 10)],
         vec![neg(1, 10), neg(1, 10)],

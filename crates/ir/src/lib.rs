@@ -36,7 +36,7 @@ pub use expr::{Build, Probe, V};
 pub use form::{Field, FormError, Sink, Source};
 pub use infer::{OpError, infer, infer_binary, infer_unary};
 pub use named::{attention_scores, attention_weights, lower};
-pub use node::{Id, Item, Node};
+pub use node::{Id, IdRange, Item, Node};
 pub use op::{
     AxisSet, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind, Real,
     ReduceKind, ScanKind, ScatterKind,

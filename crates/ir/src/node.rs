@@ -7,21 +7,46 @@ use smallvec::SmallVec;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Id(pub u64);
 
-impl Id {
-    /// Names from here on belong to devices that rewrite a stream: nobody else may define them, and nobody may send
-    /// them. A recording side counts from 0 and never gets here.
-    pub const RESERVED: Id = Id(1 << 62);
-    /// The first name of values inside composites that are written out.
-    pub const INNER: Id = Id(1 << 62);
-    /// The first name of values that are computed again rather than kept.
-    pub const AGAIN: Id = Id(1 << 63);
-    /// The first name for tools that use a device beside a recording side, such as the conformance suite. Not reserved: they
-    /// send them like any other.
-    pub const TOOLS: Id = Id(1 << 48);
+/// A range of names with one owner; all of them are constants of [`Id`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct IdRange {
+    /// The first name.
+    pub first: Id,
+    /// The last name.
+    pub last: Id,
+}
 
-    /// Whether only a device may define it.
+/// Who draws which names. A server draws none: it takes those of its clients, and its device those of a device.
+impl Id {
+    /// A recording side, which counts upwards: all threads of a process draw from one counter.
+    pub const RECORDED: IdRange = IdRange { first: Id(0), last: Id((1 << 48) - 1) };
+    /// Tools that use a device beside a recording side, such as the conformance suite. They are sent like recorded ones.
+    pub const TOOLS: IdRange = IdRange { first: Id(1 << 48), last: Id((1 << 62) - 1) };
+    /// A device, for values inside composites that it lowers.
+    pub const LOWERED: IdRange = IdRange { first: Id(1 << 62), last: Id((1 << 63) - 1) };
+    /// A device, for copies of values that are computed a second time rather than kept.
+    pub const RECOMPUTED: IdRange = IdRange { first: Id(1 << 63), last: Id(u64::MAX - 1) };
+    /// Every range, ascending.
+    pub const RANGES: [IdRange; 4] = [Id::RECORDED, Id::TOOLS, Id::LOWERED, Id::RECOMPUTED];
+    /// The name of no value: what a failure of a node without results is told of.
+    pub const NONE: Id = Id(u64::MAX);
+
+    /// Whether only a device may define it, and nobody may send it.
     pub fn is_reserved(self) -> bool {
-        self >= Id::RESERVED
+        self >= Id::LOWERED.first
+    }
+}
+
+impl IdRange {
+    /// The name `n` places behind the first.
+    pub const fn at(self, n: u64) -> Id {
+        debug_assert!(n <= self.last.0 - self.first.0, "a range of names is used up");
+        Id(self.first.0 + n)
+    }
+
+    /// Whether `id` is in it.
+    pub const fn has(self, id: Id) -> bool {
+        self.first.0 <= id.0 && id.0 <= self.last.0
     }
 }
 
@@ -62,4 +87,30 @@ pub enum Item {
     Run(Node),
     /// Ends a value: nothing after this uses it.
     Free(Id),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_name_has_one_owner() {
+        let mut next = 0;
+        for range in Id::RANGES {
+            assert_eq!(range.first.0, next, "no gap and no overlap before {range:?}");
+            assert!(range.first < range.last);
+            next = range.last.0 + 1;
+        }
+        assert_eq!(Id(next), Id::NONE);
+    }
+
+    #[test]
+    fn names_of_devices_are_reserved_and_others_are_not() {
+        for range in Id::RANGES {
+            let device = range == Id::LOWERED || range == Id::RECOMPUTED;
+            assert_eq!([range.first, range.last].map(Id::is_reserved), [device; 2], "{range:?}");
+            assert_eq!(Id::RANGES.map(|r| r.has(range.at(7))), Id::RANGES.map(|r| r == range));
+        }
+        assert!(Id::NONE.is_reserved());
+    }
 }

@@ -176,7 +176,7 @@ mod tests {
         let twice = Err(VerifyError::Redefined { item: 2, id: Id(1) });
         assert_eq!(admit(&[run(neg(), &[0], &[1]), Item::Free(Id(1)), run(neg(), &[0], &[1])]), twice);
         assert_eq!(admit(&[run(unfit, &[0], &[1]), Item::Free(Id(1)), run(neg(), &[0], &[1])]), twice);
-        let id = Id(Id::RESERVED.0 + 5);
+        let id = Id::LOWERED.at(5);
         assert_eq!(admit(&[run(neg(), &[0], &[id.0])]), Err(VerifyError::Reserved { item: 0, id }));
         assert_eq!(
             admit(&[run(neg(), &[0], &[1, 2])]),

@@ -45,7 +45,7 @@ impl Drop for Value {
 /// Names that nobody else has: from the first up to the second.
 pub(crate) fn draw() -> (u64, u64) {
     const BLOCK: u64 = 1 << 16;
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static NEXT: AtomicU64 = AtomicU64::new(Id::RECORDED.first.0);
     let from = NEXT.fetch_add(BLOCK, Ordering::Relaxed);
     (from, from + BLOCK)
 }

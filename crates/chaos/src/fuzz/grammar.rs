@@ -231,7 +231,9 @@ fn made(choices: &mut Choices<'_>) -> Made {
                 let id = match choices.below(48) {
                     0 if !freed.is_empty() => choices.of(&freed),
                     1 if !made.live.is_empty() => key(choices, &made.live),
-                    2 if choices.one_in(4) => choices.of(&[0, 1 << 62, (1 << 62) + 1, u64::MAX]),
+                    2 if choices.one_in(4) => {
+                        choices.of(&[0, Id::LOWERED.first.0, Id::LOWERED.at(1).0, Id::NONE.0])
+                    }
                     _ => {
                         next += 1;
                         next

@@ -61,10 +61,10 @@ impl Layout {
 }
 
 impl Suite<'_> {
-    /// A new name for a value.
+    /// A new name for a value, none that a recording side draws, should the device be shared with one.
     pub fn fresh(&mut self) -> Id {
-        self.next += 1;
-        Id(self.next)
+        self.drawn += 1;
+        Id::TOOLS.at(self.drawn)
     }
 
     /// Uploads a value under a new name.
