@@ -1,9 +1,9 @@
 //! Composites run as the primitives they stand for, one after another.
 
 use crate::cpu::CpuKernels;
-use crate::host::{Arg, Kernels};
 use crate::view::View;
 use kiln_device::{Error, Place};
+use kiln_host::{Arg, Kernels};
 use kiln_ir::{Build, Meta, Op, V, infer};
 use smallvec::SmallVec;
 use std::cell::RefCell;

@@ -2,7 +2,6 @@
 //! threads. What has no kernel here runs through the plain interpreter, so every operation works and has the same bits.
 
 use crate::arena::{self, Arena, Buffer};
-use crate::host::{Arg, HostDevice, Kernels};
 use crate::reference::{self, Value};
 use crate::view::View;
 use crate::{
@@ -11,6 +10,7 @@ use crate::{
 };
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Room, Usage};
 use kiln_fuse::Fuser;
+use kiln_host::{Arg, HostDevice, Kernels};
 use kiln_ir::{DType, GatherKind, Meta, Op, Shape, custom, infer};
 use smallvec::{SmallVec, smallvec};
 use std::sync::Arc;
@@ -26,11 +26,11 @@ pub struct CpuKernels {
     arena: Arc<Arena>,
 }
 
-impl Cpu {
-    /// A CPU device with an arena of its own. `KILN_MEMORY` limits it, in bytes.
-    pub fn start() -> Cpu {
+impl Default for CpuKernels {
+    /// Kernels with an arena of their own. `KILN_MEMORY` limits it, in bytes.
+    fn default() -> CpuKernels {
         let limit = std::env::var("KILN_MEMORY").ok().and_then(|v| v.parse().ok());
-        HostDevice::new(CpuKernels { arena: Arena::new(limit) })
+        CpuKernels { arena: Arena::new(limit) }
     }
 }
 

@@ -2,12 +2,12 @@
 
 use crate::convert::{Kind, Plain, convert, truth};
 use crate::cpu::Context;
-use crate::host::Arg;
 use crate::slices;
 use crate::tile::{Out, Source, TILE, tiles};
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
+use kiln_host::Arg;
 use kiln_ir::math::DivideError;
 use kiln_ir::{Binary, DType, Domain, Meta, Unary};
 use std::sync::Mutex;

@@ -3,13 +3,13 @@
 
 use crate::cpu::Context;
 use crate::elementwise::{self, with_type};
-use crate::host::Arg;
 use crate::memory;
 use crate::pool;
 use crate::reference::Number;
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
+use kiln_host::Arg;
 use kiln_ir::math::Num;
 use kiln_ir::{DType, Meta, ScatterKind};
 

@@ -1,10 +1,10 @@
 //! The device `reference`: the plain interpreter behind the device trait.
 
 use crate::arena::{Arena, Reserved};
-use crate::host::{Arg, HostDevice, Kernels};
 use crate::memory;
 use crate::reference::{self, EvalError, Value};
 use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Usage};
+use kiln_host::{Arg, HostDevice, Kernels};
 use kiln_ir::{DType, Meta, Op};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -27,11 +27,9 @@ struct Held {
     _reserved: Reserved,
 }
 
-impl Reference {
-    /// The plain interpreter as a device.
-    #[allow(clippy::new_without_default)]
-    pub fn start() -> Reference {
-        HostDevice::new(Interpreter { arena: Arena::new(None) })
+impl Default for Interpreter {
+    fn default() -> Interpreter {
+        Interpreter { arena: Arena::new(None) }
     }
 }
 

@@ -1,13 +1,11 @@
 //! The CPU: the plain interpreter (`reference/`), which says what every operation means, and the fast device beside it.
 //!
-//! A submission reaches [`host::HostDevice`], which keeps values, order and poison; arithmetic comes from its kernels:
+//! A submission reaches [`kiln_host::HostDevice`], which keeps values, order and poison; arithmetic comes from its kernels:
 //! the interpreter's for the device `reference`, those of `cpu.rs` for the device `cpu`. The fast kernels work on
 //! strided views (`view.rs`) of buffers from a caching arena (`arena.rs`), share work out over one pool of threads
 //! (`pool.rs`), and give the interpreter's bits whatever the strides, tiles and threads, and whatever floating-point
-//! environment the calling thread has: subnormals are kept and rounding is to nearest (`floats.rs`).
+//! environment the calling thread has: subnormals are kept and rounding is to nearest ([`kiln_host::standard`]).
 
-pub mod host;
-mod lowering;
 mod interpreter;
 pub mod reference;
 
@@ -29,17 +27,16 @@ pub mod gemm;
 mod product;
 mod convolution;
 mod pooling;
-mod queue;
-mod stop;
 mod memory;
 mod sync;
-mod floats;
 mod composite;
 mod fused;
 mod guard;
 #[cfg(target_arch = "x86_64")]
 #[doc(hidden)]
 pub mod emit;
+
+use kiln_host::stop;
 
 pub use cpu::{CPUS, Cpu, CpuKernels};
 pub use interpreter::{Interpreter, Reference};

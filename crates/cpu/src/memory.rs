@@ -2,12 +2,12 @@
 //! ways that can fail.
 //!
 //! Sizes come from shapes, and shapes from anybody. A device computes [`counted`]; whatever asks for memory here is counted
-//! there, and where there is none, the kernel is left by unwinding with [`NoMemory`], of which the device makes an error.
+//! there, and where there is none, the kernel is left by unwinding with the [`Error`] that its results then have.
 //! Temporaries end with the [`Mark`] that was set before them. What is small is not counted: it is bounded by its size.
 
 use crate::arena::{Arena, Buffer, Exhausted, GUARD, Place, Reserved};
 use crate::stop;
-use kiln_device::Budget;
+use kiln_device::{Budget, Error};
 use std::cell::{Cell, RefCell};
 use std::panic::resume_unwind;
 use std::sync::{Arc, LazyLock};
@@ -17,9 +17,6 @@ use std::thread::LocalKey;
 const SMALL: usize = 64 << 10;
 /// Elements between looks at whether the device was stopped.
 pub(crate) const STRETCH: usize = 1 << 16;
-
-/// What a kernel is left with where there is no memory.
-pub(crate) struct NoMemory(pub Exhausted);
 
 struct Account {
     arena: Arc<Arena>,
@@ -60,7 +57,7 @@ impl Account {
 /// Leaves the kernel: there is no memory. Where no device computes, that is a panic.
 pub(crate) fn leave(exhausted: Exhausted) -> ! {
     if stop::is_under() {
-        resume_unwind(Box::new(NoMemory(exhausted)));
+        resume_unwind(Box::new(Error::from(exhausted)));
     }
     panic!("{exhausted}")
 }
@@ -180,7 +177,10 @@ mod tests {
     fn asked(f: impl FnOnce()) -> usize {
         let run = || stop::under(&AtomicBool::new(false), f);
         let panic = catch_unwind(AssertUnwindSafe(run)).expect_err("there is no memory");
-        panic.downcast_ref::<NoMemory>().expect("it says so").0.asked
+        match panic.downcast_ref() {
+            Some(Error::OutOfMemory { asked, .. }) => *asked,
+            other => panic!("another reason: {other:?}"),
+        }
     }
 
     #[test]

@@ -2,9 +2,9 @@
 
 use crate::cpu::Context;
 use crate::elementwise;
-use crate::host::Arg;
 use crate::view::View;
 use kiln_device::Error;
+use kiln_host::Arg;
 use kiln_ir::{Dims, Meta, Move};
 
 pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: Meta) -> Result<View, Error> {

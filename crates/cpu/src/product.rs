@@ -3,11 +3,11 @@
 use crate::cpu::Context;
 use crate::elementwise;
 use crate::gemm::{After, Block, Mat, MatMut, Share, gemm_half_then, gemm_int, gemm_then};
-use crate::host::Arg;
 use crate::pool;
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
+use kiln_host::Arg;
 use kiln_ir::{DType, Dims, Meta, Shape, quant};
 
 /// Multiply-adds up to which a product of a batch is one thread's.

@@ -1,11 +1,11 @@
-//! What the pool and the queue synchronise with: the standard library. `crates/explore` builds the same two files on the
-//! primitives of a schedule explorer.
+//! What the pool synchronises with: the standard library. `crates/explore` builds the same file on the primitives of a
+//! schedule explorer.
 
 pub(crate) use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};
 pub(crate) use std::thread;
 
-pub(crate) use crate::floats::standard;
+pub(crate) use kiln_host::standard;
 
 use std::time::{Duration, Instant};
 

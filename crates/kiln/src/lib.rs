@@ -21,7 +21,7 @@ pub mod ir {
 
 /// The device trait and its decorators, for those who write a device or a tool.
 pub mod device {
-    pub use kiln_cpu::{Cpu, Reference, host, reference};
+    pub use kiln_cpu::{Cpu, Reference, reference};
     pub use kiln_device::*;
 }
 
@@ -34,6 +34,11 @@ pub mod remote {
 /// The fusion engine, for those who write a fuser or a device.
 pub mod fuse {
     pub use kiln_fuse::*;
+}
+
+/// The shell of a device around the kernels of any machine, for those who write a device.
+pub mod host {
+    pub use kiln_host::*;
 }
 
 /// Layers and optimisers.

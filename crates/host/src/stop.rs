@@ -14,19 +14,19 @@ thread_local! {
 }
 
 /// What a kernel is left with.
-pub(crate) struct Stopped;
+pub struct Stopped;
 
 /// The flag that a thread computes under, to be handed to another one.
 #[derive(Clone, Copy)]
-pub(crate) struct Flag(*const AtomicBool);
+pub struct Flag(*const AtomicBool);
 
 /// The flag of this thread.
-pub(crate) fn current() -> Flag {
+pub fn current() -> Flag {
     Flag(CURRENT.get())
 }
 
 /// Runs `f` so that [`check`] looks at `flag`.
-pub(crate) fn under<T>(flag: &AtomicBool, f: impl FnOnce() -> T) -> T {
+pub fn under<T>(flag: &AtomicBool, f: impl FnOnce() -> T) -> T {
     // SAFETY: the flag is borrowed until this returns.
     unsafe { under_flag(Flag(flag), f) }
 }
@@ -35,7 +35,7 @@ pub(crate) fn under<T>(flag: &AtomicBool, f: impl FnOnce() -> T) -> T {
 ///
 /// # Safety
 /// The other thread stays within its [`under`] until this returns.
-pub(crate) unsafe fn under_flag<T>(flag: Flag, f: impl FnOnce() -> T) -> T {
+pub unsafe fn under_flag<T>(flag: Flag, f: impl FnOnce() -> T) -> T {
     struct Restore(*const AtomicBool);
     impl Drop for Restore {
         fn drop(&mut self) {
@@ -47,13 +47,13 @@ pub(crate) unsafe fn under_flag<T>(flag: Flag, f: impl FnOnce() -> T) -> T {
 }
 
 /// Whether this thread computes for a device.
-pub(crate) fn is_under() -> bool {
+pub fn is_under() -> bool {
     !CURRENT.get().is_null()
 }
 
 /// Leaves the kernel if the device was stopped.
 #[inline]
-pub(crate) fn check() {
+pub fn check() {
     if is_set() {
         resume_unwind(Box::new(Stopped));
     }
@@ -61,7 +61,7 @@ pub(crate) fn check() {
 
 /// Whether the device was stopped.
 #[inline]
-pub(crate) fn is_set() -> bool {
+pub fn is_set() -> bool {
     let flag = CURRENT.get();
     // SAFETY: a flag that is current is borrowed by an `under` that has not returned.
     !flag.is_null() && unsafe { (*flag).load(Ordering::Relaxed) }

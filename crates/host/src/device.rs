@@ -6,7 +6,6 @@
 
 use crate::floats::standard;
 use crate::lowering;
-use crate::memory::NoMemory;
 use crate::queue::Queue;
 use crate::stop::{self, Stopped};
 use kiln_device::{
@@ -137,6 +136,13 @@ type Table<V> = FxHashMap<Id, Slot<V>>;
 
 /// A value, or why there is none.
 type Slot<V> = Result<V, Arc<Error>>;
+
+impl<K: Kernels + Default> HostDevice<K> {
+    /// A device with kernels of its own.
+    pub fn start() -> HostDevice<K> {
+        HostDevice::new(K::default())
+    }
+}
 
 impl<K: Kernels> HostDevice<K> {
     /// A device that computes with `kernels`.
@@ -491,13 +497,13 @@ impl<K: Kernels> Shared<K> {
     }
 }
 
-/// What a kernel was left with as an error.
-pub(crate) fn panicked(op: &str, panic: &(dyn Any + Send)) -> Error {
+/// What a kernel was left with as an error. One that unwinds with an [`Error`] is taken at its word.
+pub fn panicked(op: &str, panic: &(dyn Any + Send)) -> Error {
     if panic.is::<Stopped>() {
         return Error::Stopped;
     }
-    if let Some(NoMemory(exhausted)) = panic.downcast_ref() {
-        return (*exhausted).into();
+    if let Some(error) = panic.downcast_ref::<Error>() {
+        return error.clone();
     }
     let message = panic.downcast_ref::<String>().cloned();
     let message = message.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));

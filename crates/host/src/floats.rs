@@ -4,7 +4,7 @@
 //! computes says [`standard`] first, so that results do not depend on whose thread did it.
 
 /// Runs `f` in the standard environment, and puts the thread's own back afterwards.
-pub(crate) fn standard<T>(f: impl FnOnce() -> T) -> T {
+pub fn standard<T>(f: impl FnOnce() -> T) -> T {
     let _own = Own(control::get());
     control::set(control::STANDARD);
     f()
