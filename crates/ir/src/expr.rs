@@ -212,10 +212,10 @@ impl<'a> V<'a> {
 }
 
 macro_rules! unary_methods {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
         #[allow(clippy::should_implement_trait)]
         impl<'a> V<'a> {
-            $(#[doc = $text] pub fn $name(self) -> V<'a> { self.apply(Op::Unary(Unary::$variant)) })*
+            $(#[doc = $doc] pub fn $name(self) -> V<'a> { self.apply(Op::Unary(Unary::$variant)) })*
         }
     };
 }

@@ -46,10 +46,20 @@ pub enum Grad2 {
     No(&'static str),
 }
 
-/// Calls the macro `$m` with the one-operand table.
+/// Hands each row of a table to `$m` as `Variant name "Documentation." { domain: .., value: .., grad: .. }`. How a row is
+/// written is known here alone. A macro that needs no column takes the braces as one `$columns:tt`; one that does takes
+/// the first ones by name and the rest as `$($more:tt)*`: a new column changes neither.
+#[macro_export]
+macro_rules! table_rows {
+    ($m:ident $($variant:ident $name:ident $domain:ident |$($x:ident),+| $value:expr, $rule:expr, $doc:literal;)*) => {
+        $m! { $($variant $name $doc { domain: $domain, value: |$($x),+| $value, grad: $rule })* }
+    };
+}
+
+/// Calls the macro `$m` with the one-operand table, in the form of [`table_rows!`].
 #[macro_export]
 #[rustfmt::skip]
-macro_rules! unary_table { ($m:ident) => { $m! {
+macro_rules! unary_table { ($m:ident) => { $crate::table_rows! { $m
     Neg         neg          Num   |x| x.neg(),                         Is(|g, _, _| -g),                                    "The negative.";
     Abs         abs          Num   |x| x.abs(),                         Is(|g, x, _| g * x.sign()),                          "The absolute value.";
     Sign        sign         Num   |x| x.sign(),                        Zero,                                                "-1, 0 or 1.";
@@ -95,10 +105,10 @@ macro_rules! unary_table { ($m:ident) => { $m! {
     Not         bitwise_not  Bits  |x| x.not(),                         No("integers have no derivative"),                   "All bits flipped; for bool, logical not.";
 } } }
 
-/// Calls the macro `$m` with the two-operand table.
+/// Calls the macro `$m` with the two-operand table, in the form of [`table_rows!`].
 #[macro_export]
 #[rustfmt::skip]
-macro_rules! binary_table { ($m:ident) => { $m! {
+macro_rules! binary_table { ($m:ident) => { $crate::table_rows! { $m
     Add         add          Num     |a, b| a.add(b),          Is(|g, _, _, _| g, |g, _, _, _| g),                              "a + b.";
     Sub         sub          Num     |a, b| a.sub(b),          Is(|g, _, _, _| g, |g, _, _, _| -g),                             "a - b.";
     Mul         mul          Num     |a, b| a.mul(b),          Is(|g, _, b, _| g * b, |g, a, _, _| g * a),                      "a times b.";
@@ -122,10 +132,10 @@ macro_rules! binary_table { ($m:ident) => { $m! {
 } } }
 
 macro_rules! define {
-    ($what:ident, $grad:ident, $doc:literal; $($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
-        #[doc = $doc]
+    ($what:ident, $grad:ident, $summary:literal; $($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: $value:expr, grad: $rule:expr })*) => {
+        #[doc = $summary]
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-        pub enum $what { $(#[doc = $text] $variant,)* }
+        pub enum $what { $(#[doc = $doc] $variant,)* }
 
         impl $what {
             /// Every operation of the table, in its order.
@@ -155,7 +165,7 @@ macro_rules! define {
 
             /// One sentence on what it computes.
             pub const fn doc(self) -> &'static str {
-                match self { $($what::$variant => $text,)* }
+                match self { $($what::$variant => $doc,)* }
             }
         }
     };

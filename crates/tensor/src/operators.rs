@@ -93,11 +93,11 @@ fn binary(op: Binary, a: &Tensor, b: impl Operand) -> Tensor {
 }
 
 macro_rules! unary_methods {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(
-                #[doc = $text]
+                #[doc = $doc]
                 #[track_caller]
                 pub fn $name(&self) -> Tensor {
                     unary(Unary::$variant, self)
@@ -109,11 +109,11 @@ macro_rules! unary_methods {
 kiln_ir::unary_table!(unary_methods);
 
 macro_rules! binary_methods {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(
-                #[doc = $text]
+                #[doc = $doc]
                 #[doc = "Operands broadcast; a number takes the tensor's dtype."]
                 #[track_caller]
                 pub fn $name(&self, other: impl Operand) -> Tensor {

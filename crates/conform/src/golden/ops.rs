@@ -184,7 +184,7 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
 /// An operator of the IR's tables.
 fn elementwise(op: &str, inputs: &[Tensor]) -> Option<Tensor> {
     macro_rules! unary {
-        ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+        ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
             match (op, inputs) {
                 $((stringify!($name), [x]) => return Some(x.$name()),)*
                 _ => {}
@@ -192,7 +192,7 @@ fn elementwise(op: &str, inputs: &[Tensor]) -> Option<Tensor> {
         };
     }
     macro_rules! binary {
-        ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+        ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
             match (op, inputs) {
                 $((stringify!($name), [a, b]) => return Some(a.$name(b)),)*
                 _ => {}

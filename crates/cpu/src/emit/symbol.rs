@@ -466,7 +466,7 @@ macro_rules! in_domain {
 }
 
 macro_rules! unary_forms {
-    ($($variant:ident $name:ident $domain:ident |$x:ident| $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: |$x:ident| $value:expr, $($more:tt)* })*) => {
         /// The value of an operation on floats.
         #[allow(unused_variables)]
         pub(super) fn unary_float<T: Float>(op: Unary, x: T) -> Option<T> {
@@ -492,7 +492,7 @@ macro_rules! unary_forms {
 kiln_ir::unary_table!(unary_forms);
 
 macro_rules! binary_forms {
-    ($($variant:ident $name:ident $domain:ident |$a:ident, $b:ident| $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: |$a:ident, $b:ident| $value:expr, $($more:tt)* })*) => {
         /// The value of an operation on floats.
         #[allow(unused_variables)]
         pub(super) fn binary_float<T: Float>(op: Binary, a: T, b: T) -> Option<T> {

@@ -41,7 +41,7 @@ trait Two<T, R> {
 }
 
 macro_rules! unary_loops {
-    ($($variant:ident $name:ident $domain:ident |$x:ident| $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: |$x:ident| $value:expr, $($more:tt)* })*) => {
         #[inline(always)]
         pub fn unary_float<T: Float>(op: Unary, x: &[T], y: &mut [T]) {
             match op { $(Unary::$variant => in_domain!(Float $domain {
@@ -91,7 +91,7 @@ macro_rules! unary_loops {
 kiln_ir::unary_table!(unary_loops);
 
 macro_rules! binary_loops {
-    ($($variant:ident $name:ident $domain:ident |$a:ident, $b:ident| $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: |$a:ident, $b:ident| $value:expr, $($more:tt)* })*) => {
         #[inline(always)]
         pub fn binary_float<T: Float>(op: Binary, a: &[T], b: &[T], y: &mut [T]) {
             match op { $(Binary::$variant => in_domain!(Float $domain {

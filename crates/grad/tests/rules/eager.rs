@@ -321,7 +321,7 @@ macro_rules! value2 {
     };
 }
 macro_rules! define_unary {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: $value:expr, $($more:tt)* })*) => {
         #[allow(unstable_name_collisions)]
         fn unary(op: Unary) -> fn(f64) -> f64 {
             match op { $(Unary::$variant => value!($domain $value),)* }
@@ -329,7 +329,7 @@ macro_rules! define_unary {
     };
 }
 macro_rules! define_binary {
-    ($($variant:ident $name:ident $domain:ident $value:expr, $rule:expr, $text:literal;)*) => {
+    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: $value:expr, $($more:tt)* })*) => {
         #[allow(unstable_name_collisions)]
         fn binary(op: Binary) -> fn(f64, f64) -> f64 {
             match op { $(Binary::$variant => value2!($domain $value),)* }
