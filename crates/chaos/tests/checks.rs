@@ -55,18 +55,9 @@ fn ten_thousand_operations_and_a_read_have_one_reply() {
     assert!(best <= 2.5, "{best} round trips");
 }
 
-struct Block {
-    norm: LayerNorm,
-    attention: Attention,
-    up: Linear,
-    down: Linear,
-}
-
-kiln::nn::module!(Block { norm, attention, up, down });
-
 struct Gpt {
     tokens: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     head: Linear,
 }
 
@@ -74,24 +65,15 @@ kiln::nn::module!(Gpt { tokens, blocks, head });
 
 impl Gpt {
     fn new(device: &Device) -> Gpt {
-        let block = |_| Block {
-            norm: LayerNorm::new(32, device),
-            attention: Attention::new(32, 2, device).causal(),
-            up: Linear::new(32, 64, device),
-            down: Linear::new(64, 32, device),
-        };
         Gpt {
             tokens: Embedding::new(50, 32, device),
-            blocks: (0..2).map(block).collect(),
+            blocks: (0..2).map(|_| GptBlock::new(32, 2, device)).collect(),
             head: Linear::new(32, 50, device),
         }
     }
 
     fn forward(&self, ids: &Tensor) -> Tensor {
-        let x = self.blocks.iter().fold(self.tokens.forward(ids), |x, block| {
-            let x = &x + block.attention.forward(&block.norm.forward(&x));
-            &x + block.down.forward(&block.up.forward(&x).gelu_tanh())
-        });
+        let x = self.blocks.iter().fold(self.tokens.forward(ids), |x, block| block.forward(&x));
         self.head.forward(&x)
     }
 }

@@ -10,7 +10,7 @@
 #![allow(missing_docs)]
 
 use kiln_dist::{Config, GradientSync, Group, Identity, Rendezvous, SyncConfig};
-use kiln_nn::{Adam, Attention, Embedding, LayerNorm, Linear, Module, Optimizer, module};
+use kiln_nn::{Adam, Embedding, GptBlock, LayerNorm, Linear, Module, Optimizer, module};
 use kiln_tensor::{DType, Device, Tensor};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -33,20 +33,11 @@ module!(Mlp { layers });
 struct Gpt {
     tokens: Embedding,
     places: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     norm: LayerNorm,
     head: Linear,
 }
 module!(Gpt { tokens, places, blocks, norm, head });
-
-struct Block {
-    first: LayerNorm,
-    attention: Attention,
-    second: LayerNorm,
-    up: Linear,
-    down: Linear,
-}
-module!(Block { first, attention, second, up, down });
 
 /// Something to train. Its data is random: on data that is learnt at once gradients become denormal, which are slow.
 trait Task: Module {
@@ -74,12 +65,8 @@ impl Task for Gpt {
     }
 
     fn loss(&self, [ids, next]: &[Tensor; 2]) -> Tensor {
-        let mut x = self.tokens.forward(ids) + &self.places.weight;
-        for block in &self.blocks {
-            x = &x + block.attention.forward(&block.first.forward(&x));
-            let y = block.up.forward(&block.second.forward(&x)).gelu_tanh();
-            x = &x + block.down.forward(&y);
-        }
+        let x = self.tokens.forward(ids) + &self.places.weight;
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(&x));
         let logits = self.head.forward(&self.norm.forward(&x)).reshape([-1, VOCABULARY as isize]);
         logits.cross_entropy(&next.reshape([-1]))
     }
@@ -92,17 +79,10 @@ fn mlp(device: &Device) -> Mlp {
 
 fn gpt(device: &Device) -> Gpt {
     let width = 256;
-    let block = |_| Block {
-        first: LayerNorm::new(width, device),
-        attention: Attention::new(width, 4, device).causal(),
-        second: LayerNorm::new(width, device),
-        up: Linear::new(width, 4 * width, device),
-        down: Linear::new(4 * width, width, device),
-    };
     Gpt {
         tokens: Embedding::new(VOCABULARY, width, device),
         places: Embedding::new(128, width, device),
-        blocks: (0..4).map(block).collect(),
+        blocks: (0..4).map(|_| GptBlock::new(width, 4, device)).collect(),
         norm: LayerNorm::new(width, device),
         head: Linear::new(width, VOCABULARY, device).without_bias(),
     }

@@ -9,6 +9,7 @@ mod optim;
 mod attention;
 mod conv;
 mod embedding;
+mod gpt;
 mod linear;
 mod norm;
 
@@ -16,8 +17,9 @@ pub use attention::Attention;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use conv::Conv2d;
 pub use embedding::Embedding;
+pub use gpt::GptBlock;
 pub use kiln_tensor::{NonFinite, Step, Tensor};
 pub use linear::Linear;
-pub use module::{Module, join};
+pub use module::{Module, cast, join};
 pub use norm::LayerNorm;
 pub use optim::{Adam, Optimizer, Sgd, step};

@@ -1,6 +1,6 @@
 //! Models as trees of parameters.
 
-use kiln_tensor::Tensor;
+use kiln_tensor::{DType, Tensor};
 use std::collections::{HashMap, HashSet};
 
 /// A part of a model: something with parameters at paths such as `blocks.3.weight`.
@@ -44,6 +44,13 @@ pub trait Module {
     fn parameter_count(&self) -> usize {
         self.distinct().iter().map(|(_, tensor)| tensor.numel()).sum()
     }
+}
+
+/// A layer that computes in `dtype`, while the parameters of `layer` stay what they are and get the gradients.
+pub fn cast<M: Module + Clone>(layer: &M, dtype: DType) -> M {
+    let mut layer = layer.clone();
+    layer.visit_mut("", &mut |_, parameter| *parameter = parameter.to_dtype(dtype));
+    layer
 }
 
 /// `name` below `path`.

@@ -2,6 +2,7 @@
 
 use super::{On, Row, Setup, Work};
 use kiln::prelude::*;
+use kiln::nn::cast;
 use kiln::{ConvOptions, PoolOptions};
 
 pub(super) const TABLE: &[Row] = &[
@@ -139,7 +140,7 @@ const GPT2: GptSize = GptSize {
 struct Gpt {
     tokens: Embedding,
     places: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     norm: LayerNorm,
     head: Linear,
 }
@@ -149,10 +150,11 @@ module!(Gpt { tokens, places, blocks, norm, head });
 impl Gpt {
     fn new(s: &Setup, size: &GptSize) -> Gpt {
         let (width, vocabulary, device) = (s.n(size.width), s.n(size.vocabulary), &s.device);
+        let block = || GptBlock::new(width, size.heads, device).compute_in(size.products);
         Gpt {
             tokens: Embedding::new(vocabulary, width, device),
             places: Embedding::new(s.n(size.context), width, device),
-            blocks: (0..s.n(size.layers)).map(|_| Block::new(width, size.heads, device)).collect(),
+            blocks: (0..s.n(size.layers)).map(|_| block()).collect(),
             norm: LayerNorm::new(width, device),
             head: Linear::new(width, vocabulary, device).without_bias(),
         }
@@ -161,43 +163,7 @@ impl Gpt {
     fn forward(&self, ids: &Tensor, products: DType) -> Tensor {
         let places = self.places.weight.narrow(0, 0, ids.dim(1));
         let x = self.tokens.forward(ids) + places;
-        let x = self.blocks.iter().fold(x, |x, block| block.forward(&x, products));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(&x));
         cast(&self.head, products).forward(&self.norm.forward(&x).to_dtype(products))
     }
-}
-
-struct Block {
-    first_norm: LayerNorm,
-    attention: Attention,
-    second_norm: LayerNorm,
-    up: Linear,
-    down: Linear,
-}
-
-module!(Block { first_norm, attention, second_norm, up, down });
-
-impl Block {
-    fn new(width: usize, heads: usize, device: &Device) -> Block {
-        Block {
-            first_norm: LayerNorm::new(width, device),
-            attention: Attention::new(width, heads, device).causal(),
-            second_norm: LayerNorm::new(width, device),
-            up: Linear::new(width, 4 * width, device),
-            down: Linear::new(4 * width, width, device),
-        }
-    }
-
-    fn forward(&self, x: &Tensor, products: DType) -> Tensor {
-        let y = self.first_norm.forward(x).to_dtype(products);
-        let x = x + cast(&self.attention, products).forward(&y);
-        let y = cast(&self.up, products).forward(&self.second_norm.forward(&x).to_dtype(products));
-        x + cast(&self.down, products).forward(&y.gelu_tanh())
-    }
-}
-
-/// A layer that computes in `dtype`, while its parameters stay what they are and get the gradients.
-fn cast<M: Module + Clone>(layer: &M, dtype: DType) -> M {
-    let mut layer = layer.clone();
-    layer.visit_mut("", &mut |_, parameter| *parameter = parameter.to_dtype(dtype));
-    layer
 }

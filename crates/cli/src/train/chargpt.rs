@@ -101,20 +101,10 @@ fn alphabet(text: &str) -> Vec<char> {
     kinds.into_iter().map(|(c, _)| c).collect()
 }
 
-struct Block {
-    first_norm: LayerNorm,
-    attention: Attention,
-    second_norm: LayerNorm,
-    up: Linear,
-    down: Linear,
-}
-
-module!(Block { first_norm, attention, second_norm, up, down });
-
 pub struct Model {
     tokens: Embedding,
     places: Embedding,
-    blocks: Vec<Block>,
+    blocks: Vec<GptBlock>,
     norm: LayerNorm,
     head: Linear,
 }
@@ -124,12 +114,8 @@ module!(Model { tokens, places, blocks, norm, head });
 impl Model {
     /// Logits of what follows each character, a row each.
     fn forward(&self, ids: &Tensor) -> Tensor {
-        let mut x = self.tokens.forward(ids) + self.places.weight.narrow(0, 0, ids.dim(1));
-        for block in &self.blocks {
-            x = &x + block.attention.forward(&block.first_norm.forward(&x));
-            let y = block.up.forward(&block.second_norm.forward(&x)).gelu_tanh();
-            x = &x + block.down.forward(&y);
-        }
+        let x = self.tokens.forward(ids) + self.places.weight.narrow(0, 0, ids.dim(1));
+        let x = self.blocks.iter().fold(x, |x, block| block.forward(&x));
         let logits = self.head.forward(&self.norm.forward(&x));
         let classes = logits.dim(-1) as isize;
         logits.reshape([-1, classes])
@@ -151,17 +137,10 @@ impl Recipe for CharGpt {
 
     fn model(&self, device: &Device) -> Model {
         let (width, characters) = (self.width, self.characters.len());
-        let block = |_| Block {
-            first_norm: LayerNorm::new(width, device),
-            attention: Attention::new(width, HEADS, device).causal(),
-            second_norm: LayerNorm::new(width, device),
-            up: Linear::new(width, 4 * width, device),
-            down: Linear::new(4 * width, width, device),
-        };
         Model {
             tokens: Embedding::new(characters, width, device),
             places: Embedding::new(self.context, width, device),
-            blocks: (0..self.layers).map(block).collect(),
+            blocks: (0..self.layers).map(|_| GptBlock::new(width, HEADS, device)).collect(),
             norm: LayerNorm::new(width, device),
             head: Linear::new(width, characters, device).without_bias(),
         }
