@@ -41,7 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         // All processes draw the same batch; each takes the rows of its own shards.
         let epoch = batches(train.len(), 32, 1, (step / 45) as u64);
         let batch = &epoch[step % epoch.len()];
-        let mut round = sync.register(&model)?;
+        let mut round = sync.begin(&model)?;
         for shard in round.shards() {
             let rows = &batch[dist::samples(&sync.layout(), batch.len(), shard)];
             let pixels: Vec<f32> = rows.iter().flat_map(|&r| train.image(r as usize).to_vec()).collect();

@@ -128,7 +128,7 @@ impl<T: Task> Run<'_, T> {
             let loss = self.model.loss(&self.batch);
             match how {
                 How::Synced(sync) => {
-                    let mut round = sync.register(self.model).expect("a round");
+                    let mut round = sync.begin(self.model).expect("a round");
                     round.backward(&loss).expect("a backward");
                     round.step(self.model, &mut self.optimizer).expect("gradients");
                 }

@@ -75,7 +75,7 @@ fn scene(name: &str, group: &Group) -> Result<(), Error> {
             _ => {}
         }
         group.barrier()?;
-        let mut round = sync.register(&model)?;
+        let mut round = sync.begin(&model)?;
         if name == "exception" && late {
             // As `?` does where data cannot be read; the rank goes on with the next step.
             drop(round);

@@ -133,7 +133,7 @@ fn alone() -> Vec<u32> {
     let sync = GradientSync::alone(SHARDS, config()).unwrap();
     let mut optimizer = Adam::new(0.1);
     for step in 0..STEPS {
-        let mut round = sync.register(&model).unwrap();
+        let mut round = sync.begin(&model).unwrap();
         differentiate(&mut round, &model, step).unwrap();
         round.step(&mut model, &mut optimizer).unwrap();
     }
@@ -180,7 +180,7 @@ fn one_thread_for_all_devices_and_one_for_each_give_the_bits_of_one_worker() {
             for step in 0..STEPS {
                 let mut rounds = Vec::new();
                 for (model, sync) in all.iter().zip(&syncs) {
-                    let mut round = sync.register(model).unwrap();
+                    let mut round = sync.begin(model).unwrap();
                     differentiate(&mut round, model, step).unwrap();
                     rounds.push(round);
                 }
@@ -197,7 +197,7 @@ fn one_thread_for_all_devices_and_one_for_each_give_the_bits_of_one_worker() {
             threads(&mut all, &syncs, |_, model, sync| {
                 let mut optimizer = Adam::new(0.1);
                 for step in 0..STEPS {
-                    let mut round = sync.register(model).unwrap();
+                    let mut round = sync.begin(model).unwrap();
                     differentiate(&mut round, model, step).unwrap();
                     round.step(model, &mut optimizer).unwrap();
                 }
@@ -217,7 +217,7 @@ fn a_worker_that_fails_tells_the_others_why_and_the_next_step_is_another() {
         let outcomes = threads(&mut all, &syncs, |w, model, sync| {
             let mut optimizer = Sgd::new(0.1);
             let mut step = |model: &mut Mlp, fails: bool| {
-                let mut round = sync.register(model)?;
+                let mut round = sync.begin(model)?;
                 let loss = model.loss(0, w, 1.0);
                 round.backward(&if fails { loss.detach() + model.idle.sum(()) } else { loss })?;
                 round.step(model, &mut optimizer).map(drop)
@@ -252,7 +252,7 @@ fn what_one_worker_cannot_compute_changes_no_model() {
             let device = model.idle.device();
             let mut optimizer = Adam::new(0.1);
             let mut step = |model: &mut Mlp, bad: bool| {
-                let mut round = sync.register(model)?;
+                let mut round = sync.begin(model)?;
                 let mut loss = model.loss(0, w, 1.0);
                 if bad {
                     // Out of range, which is found out on the device.
@@ -286,7 +286,7 @@ fn what_is_infinite_on_one_worker_is_skipped_on_all() {
         let outcomes = threads(&mut all, &syncs, |w, model, sync| {
             let mut optimizer = Adam::new(0.1).nonfinite(NonFinite::Skip);
             let mut step = |scale: f64| {
-                let mut round = sync.register(model).unwrap();
+                let mut round = sync.begin(model).unwrap();
                 round.backward(&model.loss(0, w, scale)).unwrap();
                 round.step(model, &mut optimizer).unwrap();
                 bits(model)
@@ -310,7 +310,7 @@ fn what_any_worker_uses_all_update() {
         let lists = threads(&mut all, &syncs, |w, model, sync| {
             let mut unused = Vec::new();
             for step in 0..3 {
-                let mut round = sync.register(model).unwrap();
+                let mut round = sync.begin(model).unwrap();
                 let used = if w == 1 && step == 1 { model.idle.sum(()) } else { model.idle.detach().sum(()) };
                 let x = Tensor::ones([2, 6], &model.idle.device());
                 round.backward(&(model.second.forward(&model.first.forward(&x)).sum(()) + used)).unwrap();
@@ -335,7 +335,7 @@ fn copies_that_differ_are_found_and_named() {
         let errors = threads(&mut all, &syncs, |w, model, sync| {
             // Between ranks the one that differs finds it, and the others by the next step.
             let step = |_| {
-                let mut round = sync.register(model)?;
+                let mut round = sync.begin(model)?;
                 round.backward(&model.loss(0, w, 1.0))?;
                 round.wait()
             };
@@ -355,12 +355,12 @@ fn a_model_on_several_devices_is_refused() {
         let mut all = models(&three[..2]);
         let syncs = over(&mut all, 2, config());
         all[1].second = Linear::new(40, 3, &three[2]);
-        let error = syncs[1].register(&all[1]).err().unwrap();
+        let error = syncs[1].begin(&all[1]).err().unwrap();
         assert!(
             matches!(&error, Error::Devices { rank: 1, path, .. } if path == "second.weight"),
             "{kind}: {error}"
         );
-        let mut told = syncs[0].register(&all[0]);
+        let mut told = syncs[0].begin(&all[0]);
         if let Ok(round) = &mut told {
             let _ = round.backward(&all[0].loss(0, 0, 1.0));
         }
@@ -373,17 +373,17 @@ fn a_model_on_several_devices_is_refused() {
 fn a_thread_does_not_wait_for_itself_and_others_not_for_ever() {
     let mut all = models(&devices("elsewhere", 2));
     let syncs = over(&mut all, 2, SyncConfig { deadline: Duration::from_millis(200), ..config() });
-    let mut first = syncs[0].register(&all[0]).unwrap();
-    let second = syncs[1].register(&all[1]).unwrap();
+    let mut first = syncs[0].begin(&all[0]).unwrap();
+    let second = syncs[1].begin(&all[1]).unwrap();
     first.backward(&all[0].loss(0, 0, 1.0)).unwrap();
     assert_eq!(first.wait().err(), Some(Error::Early), "the other one is this thread's too");
     drop(second);
     assert_eq!(syncs[0].stats().open, 0, "half a step is gone");
-    let mut first = syncs[0].register(&all[0]).unwrap();
+    let mut first = syncs[0].begin(&all[0]).unwrap();
     first.backward(&all[0].loss(0, 0, 1.0)).unwrap();
     let error = first.wait().err().unwrap();
     assert!(matches!(&error, Error::Late { rank: 0, missing, .. } if missing[..] == [1]), "{error}");
-    assert_eq!(syncs[1].register(&all[1]).err(), Some(error), "who comes later learns it");
+    assert_eq!(syncs[1].begin(&all[1]).err(), Some(error), "who comes later learns it");
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn a_round_that_is_dropped_half_way_fails_on_all() {
     let mut all = models(&devices("elsewhere", 2));
     let syncs = over(&mut all, 4, config());
     let errors = threads(&mut all, &syncs, |w, model, sync| {
-        let mut round = sync.register(model).unwrap();
+        let mut round = sync.begin(model).unwrap();
         let shards: Vec<usize> = round.shards().collect();
         for &shard in &shards[..if w == 0 { 2 } else { 1 }] {
             round.backward(&model.loss(0, shard, 1.0)).unwrap();
@@ -414,7 +414,7 @@ fn gradients_made_by_hand_count_like_others() {
             threads(&mut all, &syncs, |_, model, sync| {
                 let mut optimizer = Sgd::new(0.1);
                 for step in 0..2 {
-                    let mut round = sync.register(model).unwrap();
+                    let mut round = sync.begin(model).unwrap();
                     for shard in round.shards() {
                         let loss = model.loss(step, shard, 1.0);
                         if !by_hand {
@@ -443,7 +443,7 @@ fn gradients_made_by_hand_count_like_others() {
     let device = devices("plain", 1).remove(0);
     let model = Mlp::new(&device);
     let sync = GradientSync::alone(1, config()).unwrap();
-    let mut round = sync.register(&model).unwrap();
+    let mut round = sync.begin(&model).unwrap();
     round.give(&model.idle, &Tensor::ones([3], &device)).unwrap();
     round.finish(&model.idle.sum(())).unwrap();
     let reduced = round.wait().unwrap();

@@ -93,7 +93,7 @@ fn train(sync: &GradientSync, model: &mut Mlp, device: &Device) -> Result<Vec<u3
     let mut optimizer = Sgd::new(0.2).momentum(0.9);
     let mut losses = Vec::new();
     for step in 0..5 {
-        let mut round = sync.register(model)?;
+        let mut round = sync.begin(model)?;
         differentiate(&mut round, model, step, device)?;
         // Both ways are the same.
         let loss = if (step + sync.rank()).is_multiple_of(2) {
@@ -132,7 +132,7 @@ fn any_number_of_ranks_gives_the_bits_of_one() {
                     assert!(sync.stats().buckets >= 10, "{:?}", sync.stats());
                     sync.close().unwrap();
                     sync.close().unwrap();
-                    assert_eq!(sync.register(&model).err(), Some(Error::Group(kiln_group::Error::Closed)));
+                    assert_eq!(sync.begin(&model).err(), Some(Error::Group(kiln_group::Error::Closed)));
                     out
                 });
                 got.iter().for_each(|got| assert_eq!(*got, want, "{ranks} ranks, {combine:?}"));
@@ -160,7 +160,7 @@ fn devices_of_one_thread_give_the_same_bits() {
         for step in 0..5 {
             let mut rounds = Vec::new();
             for (w, sync) in syncs.iter().enumerate() {
-                let mut round = sync.register(&models[w]).unwrap();
+                let mut round = sync.begin(&models[w]).unwrap();
                 differentiate(&mut round, &models[w], step, &devices[w]).unwrap();
                 rounds.push(round);
             }
@@ -186,7 +186,7 @@ fn a_world_of_one_is_a_plain_backward() {
     let model = Mlp::new(&device);
     let plain = model.loss(0, 0, &device).backward();
     let sync = GradientSync::alone(1, SyncConfig::default()).unwrap();
-    let mut round = sync.register(&model).unwrap();
+    let mut round = sync.begin(&model).unwrap();
     round.backward_of(&model.loss(0, 0, &device), 7, 7).unwrap();
     let reduced = round.wait().unwrap();
     for (path, p) in model.parameters() {
@@ -203,7 +203,7 @@ fn a_shard_may_come_in_pieces() {
             seed(1);
             let mut model = Mlp::new(&device);
             let sync = GradientSync::start(&group, &mut model, config()).unwrap();
-            let mut round = sync.register(&model).unwrap();
+            let mut round = sync.begin(&model).unwrap();
             for shard in round.shards() {
                 round.accumulate(&model.loss(0, shard, &device)).unwrap();
                 round.accumulate(&model.loss(1, shard, &device)).unwrap();
@@ -243,7 +243,7 @@ fn unused_parameters_are_named_on_every_rank() {
     let errors = each(groups(2, 2), |group, device| {
         let mut model = pair(&device);
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
-        let mut round = sync.register(&model).unwrap();
+        let mut round = sync.begin(&model).unwrap();
         // Rank 1 leaves one out.
         let mut loss = (&model.used * &model.tied).sum(()) + model.frozen.sum(());
         if group.rank() == 0 {
@@ -271,7 +271,7 @@ fn unused_frozen_and_shared_parameters_where_zeros_are_allowed() {
         let config = SyncConfig { unused: Unused::Zeros, ..config() };
         let sync = GradientSync::start(&group, &mut model, config).unwrap();
         for step in 0..3 {
-            let mut round = sync.register(&model).unwrap();
+            let mut round = sync.begin(&model).unwrap();
             let mut loss = (&model.used * &model.tied).sum(()) + model.frozen.sum(());
             if step == 1 && group.rank() == 2 {
                 loss = loss + model.idle.sum(());
@@ -310,7 +310,7 @@ fn tied_weights_stay_tied_through_the_start_and_every_step() {
         let mut optimizer = Sgd::new(0.1).momentum(0.9);
         for _ in 0..3 {
             assert_eq!(model.used.leaf(), model.tied.leaf(), "rank {}", group.rank());
-            let mut round = sync.register(&model).unwrap();
+            let mut round = sync.begin(&model).unwrap();
             round.backward(&(&model.used * &model.tied).sum(())).unwrap();
             round.step(&mut model, &mut optimizer).unwrap();
         }
@@ -336,7 +336,7 @@ fn shards_without_samples_count_as_zeros() {
     each(groups(2, 2), |group, device| {
         let mut model = Mlp::new(&device);
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
-        let mut round = sync.register(&model).unwrap();
+        let mut round = sync.begin(&model).unwrap();
         if group.rank() == 0 {
             round.backward_of(&model.loss(0, 0, &device), 4, 4).unwrap();
         } else {
@@ -360,7 +360,7 @@ fn a_model_on_several_devices_is_refused_and_the_others_learn_it() {
             model.second = Linear::new(40, 3, &device(7));
         }
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
-        let round = sync.register(&model).and_then(|mut round| {
+        let round = sync.begin(&model).and_then(|mut round| {
             differentiate(&mut round, &model, 0, &own)?;
             round.wait()
         });
@@ -378,9 +378,9 @@ fn a_dropped_round_fails_everywhere_and_the_next_one_works() {
         let mut model = Mlp::new(&device);
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
         for step in 0..4 {
-            let mut round = sync.register(&model).unwrap();
+            let mut round = sync.begin(&model).unwrap();
             if step % 2 == 0 && group.rank() == 1 {
-                assert_eq!(sync.register(&model).err(), Some(Error::Open));
+                assert_eq!(sync.begin(&model).err(), Some(Error::Open));
                 // As where something is thrown before backward.
                 drop(round);
                 continue;
@@ -401,7 +401,7 @@ fn a_panic_in_the_middle_of_backward_is_told_to_the_others() {
     let panics = |group: Group, device: Device| {
         let mut model = Mlp::new(&device);
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
-        let mut round = sync.register(&model).unwrap();
+        let mut round = sync.begin(&model).unwrap();
         let x = Tensor::ones([4, 6], &device);
         let hidden = model.first.forward(&x);
         // The second layer's gradients are in a bucket by then.
@@ -434,7 +434,7 @@ fn closing_finishes_a_round_that_nobody_waits_for() {
         let device = device(60 + group.rank());
         let mut model = Mlp::new(&device);
         let sync = GradientSync::start(&group, &mut model, config()).unwrap();
-        let mut round = sync.register(&model).unwrap();
+        let mut round = sync.begin(&model).unwrap();
         differentiate(&mut round, &model, 0, &device).unwrap();
         let begun = Instant::now();
         sync.close().unwrap();
@@ -454,9 +454,9 @@ fn misuse_is_told() {
     assert_eq!(twice, Some(Error::Group(kiln_group::Error::Claimed { name: "gradients".into() })));
     let other = SyncConfig { name: "others".into(), ..config() };
     let beside = GradientSync::start(&group, &mut model, other).unwrap();
-    let round = sync.register(&model).unwrap();
+    let round = sync.begin(&model).unwrap();
     assert_eq!(round.wait().err(), Some(Error::Unfinished { rank: 0, left: 2 }));
-    let mut round = beside.register(&model).unwrap();
+    let mut round = beside.begin(&model).unwrap();
     differentiate(&mut round, &model, 0, &device).unwrap();
     let more = round.backward(&model.loss(0, 0, &device)).err();
     assert_eq!(more, Some(Error::Shard { rank: 0, held: 2 }));
@@ -486,7 +486,7 @@ fn replicas_that_differ_are_noticed() {
                 let weight = model.second.weight.detach() + 1e-6;
                 model.second.weight = weight.requires_grad();
             }
-            let mut round = sync.register(&model)?;
+            let mut round = sync.begin(&model)?;
             differentiate(&mut round, &model, step, &device)?;
             round.wait()?;
         }
@@ -556,7 +556,7 @@ fn gradients_are_computed_in_their_buckets_and_what_they_share_stays() {
     let train = |sync: &GradientSync, twins: &mut Twins| {
         let mut optimizer = Sgd::new(0.1);
         for _ in 0..4 {
-            let mut round = sync.register(twins).unwrap();
+            let mut round = sync.begin(twins).unwrap();
             for shard in round.shards() {
                 round.backward_of(&twins.loss(shard), 1, 4).unwrap();
             }
@@ -584,7 +584,7 @@ fn gradients_are_computed_in_their_buckets_and_what_they_share_stays() {
 fn train_wide(sync: &GradientSync, model: &mut Linear, device: &Device) -> Vec<u32> {
     let mut optimizer = Sgd::new(0.1);
     for step in 0..3 {
-        let mut round = sync.register(model).unwrap();
+        let mut round = sync.begin(model).unwrap();
         for shard in round.shards() {
             let number = |i: usize| ((i * 29 + step * 13 + shard * 7) % 103) as f32 / 51.0 - 1.0;
             let x = Tensor::from_vec((0..8 * 256).map(number).collect(), [8, 256], device);

@@ -59,7 +59,8 @@ pub mod data {
 /// What most programs need.
 pub mod prelude {
     pub use kiln_nn::{
-        Adam, Attention, Conv2d, Embedding, GptBlock, LayerNorm, Linear, Module, NonFinite, Optimizer, Sgd, module,
+        Adam, Attention, Conv2d, Embedding, GptBlock, LayerNorm, Linear, Module, NonFinite, Optimizer, Sgd,
+        module,
     };
     pub use kiln_tensor::{
         Axes, ConvOptions, DType, Device, Error, Generator, Gradients, Padding, PoolOptions, Reduction,

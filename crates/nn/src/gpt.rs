@@ -124,7 +124,7 @@ mod tests {
         let block = block.compute_in(DType::BF16);
         let mixed = block.forward(&x);
         assert_eq!(mixed.dtype(), DType::F32);
-        let difference = (&mixed - &whole).abs().max(()).item::<f32>().unwrap();
+        let difference = (&mixed - &whole).abs().amax(()).item::<f32>().unwrap();
         assert!(difference > 0.0 && difference < 0.1, "{difference}");
         let gradients = mixed.square().sum(()).backward();
         let parameters = block.parameters();

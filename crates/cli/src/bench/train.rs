@@ -1,8 +1,8 @@
 //! Training steps on fixed data: forward, loss, backward and the optimiser's step. The loss is not read back.
 
 use super::{On, Row, Setup, Work};
-use kiln::prelude::*;
 use kiln::nn::cast;
+use kiln::prelude::*;
 use kiln::{ConvOptions, PoolOptions};
 
 pub(super) const TABLE: &[Row] = &[

@@ -332,7 +332,7 @@ fn advance<R: Recipe>(
     let batch = recipe.batch(step);
     let mut rounds = Vec::new();
     for (worker, sync) in workers.iter().zip(syncs) {
-        let mut round = sync.register(&worker.model)?;
+        let mut round = sync.begin(&worker.model)?;
         for shard in round.shards() {
             let samples = &batch[dist::samples(&layout, batch.len(), shard)];
             if samples.is_empty() {

@@ -111,7 +111,7 @@ pub enum Unused {
 /// for step in 0..3 {
 ///     let mut rounds = Vec::new();
 ///     for (worker, sync) in syncs.iter().enumerate() {
-///         let mut round = sync.register(&models[worker])?;
+///         let mut round = sync.begin(&models[worker])?;
 ///         for shard in round.shards() {
 ///             let x = Tensor::full([8, 4], (step * 2 + shard) as f64, kiln_tensor::DType::F32, &devices[worker]);
 ///             let loss = models[worker].forward(&x).square().mean(());
@@ -155,7 +155,7 @@ enum Way {
 #[derive(Default)]
 struct State {
     plan: Option<Arc<Plan>>,
-    /// Rounds registered so far.
+    /// Rounds begun so far.
     rounds: u64,
     /// A round is under way.
     open: bool,

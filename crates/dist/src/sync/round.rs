@@ -86,7 +86,7 @@ struct Work {
 impl GradientSync {
     /// Begins a step with the parameters that the coming backward will differentiate. Frozen ones are left out.
     #[track_caller]
-    pub fn register(&self, model: &dyn Module) -> Result<Round, Error> {
+    pub fn begin(&self, model: &dyn Module) -> Result<Round, Error> {
         let inner = &self.0;
         let number = {
             let mut state = inner.lock();
