@@ -23,7 +23,6 @@ mod verify;
 pub mod custom;
 
 mod expr;
-mod named;
 pub mod philox;
 pub mod quant;
 
@@ -35,11 +34,10 @@ pub use dtype::{DType, Kind, promote};
 pub use expr::{Build, Probe, V};
 pub use form::{Field, FormError, Sink, Source};
 pub use infer::{OpError, infer, infer_binary, infer_unary};
-pub use named::{attention_scores, attention_weights, lower};
 pub use node::{Id, IdRange, Item, Node};
 pub use op::{
     AxisSet, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind, Real,
-    ReduceKind, ScanKind, ScatterKind,
+    ReduceKind, ScanKind, ScatterKind, attention_scores, attention_weights, lower,
 };
 pub use scalar::Scalar;
 pub use shape::{Dims, MAX_RANK, Meta, Shape, broadcast};

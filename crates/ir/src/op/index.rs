@@ -1,0 +1,74 @@
+//! Indexed reads and writes, and what they give.
+
+use crate::infer::Infer;
+use crate::{Dims, MAX_RANK, Meta, OpError, Shape};
+
+/// Indexed reads.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum GatherKind {
+    /// One index for each result: `y[i][j] = x[index[i][j]][j]` along axis 0.
+    Each,
+    /// Whole slices: the axis is replaced by the axes of the indices.
+    Take,
+}
+
+/// Indexed writes into a copy of x.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum ScatterKind {
+    /// One index for each source element; the last write wins.
+    Each,
+    /// One index for each source element; writes add up, in index order.
+    EachAdd,
+    /// Whole slices, as [`GatherKind::Take`] reads them; writes add up, in index order.
+    TakeAdd,
+}
+
+impl Infer<'_> {
+    pub(crate) fn gather(&self, kind: GatherKind, axis: u8) -> Result<Meta, OpError> {
+        let [x, index] = self.two()?;
+        self.plain(x.dtype)?;
+        self.index(&index)?;
+        let axis = self.axis(axis, &x.shape)?;
+        match kind {
+            GatherKind::Each => {
+                self.fits_each(&x.shape, &index.shape, axis)?;
+                Ok(Meta { dtype: x.dtype, shape: index.shape })
+            }
+            GatherKind::Take => Ok(Meta { dtype: x.dtype, shape: self.taken(&x.shape, &index.shape, axis)? }),
+        }
+    }
+
+    pub(crate) fn scatter(&self, kind: ScatterKind, axis: u8) -> Result<Meta, OpError> {
+        let [x, index, source] = self.three()?;
+        self.same_plain(&x, &source)?;
+        self.index(&index)?;
+        let axis = self.axis(axis, &x.shape)?;
+        if kind != ScatterKind::Each {
+            self.number(x.dtype)?;
+        }
+        match kind {
+            ScatterKind::Each | ScatterKind::EachAdd => {
+                self.fits_each(&x.shape, &index.shape, axis)?;
+                self.same_shape(&index.shape, &source.shape)?;
+            }
+            ScatterKind::TakeAdd => {
+                self.same_shape(&self.taken(&x.shape, &index.shape, axis)?, &source.shape)?;
+            }
+        }
+        Ok(x)
+    }
+
+    /// Indices of `gather` and `scatter` cover at most x's extents off the axis.
+    fn fits_each(&self, x: &Shape, index: &Shape, axis: usize) -> Result<(), OpError> {
+        let fits = x.len() == index.len() && (0..x.len()).all(|i| i == axis || index[i] <= x[i]);
+        if fits { Ok(()) } else { self.mismatch(x, index) }
+    }
+
+    fn taken(&self, x: &Shape, index: &Shape, axis: usize) -> Result<Shape, OpError> {
+        let rank = x.len() - 1 + index.len();
+        if rank > MAX_RANK {
+            return Err(OpError::Rank { op: self.name(), rank });
+        }
+        Ok(Dims::collect(x[..axis].iter().chain(index.iter()).chain(&x[axis + 1..]).copied()))
+    }
+}
