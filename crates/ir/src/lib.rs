@@ -11,9 +11,9 @@ mod dtype;
 mod scalar;
 mod shape;
 
-pub mod math;
 #[macro_use]
 mod table;
+pub mod math;
 
 mod op;
 mod form;

@@ -120,12 +120,12 @@ macro_rules! binary_table { ($m:ident) => { $crate::table_rows! { $m
     Maximum     maximum      Num     |a, b| a.maximum(b),      Is(|g, a, b, _| g.unless_tied(a, b, a.lt_v(b)), |g, a, b, _| g.unless_tied(a, b, b.lt_v(a))), "The larger of a and b; NaN if either is.";
     Minimum     minimum      Num     |a, b| a.minimum(b),      Is(|g, a, b, _| g.unless_tied(a, b, b.lt_v(a)), |g, a, b, _| g.unless_tied(a, b, a.lt_v(b))), "The smaller of a and b; NaN if either is.";
     Atan2       atan2        Float   |a, b| a.atan2(b),        Is(|g, a, b, _| { let r = a * a + b * b; (g * b / r).drop_where(r.eq(0.0)) }, |g, a, b, _| { let r = a * a + b * b; (-g * a / r).drop_where(r.eq(0.0)) }), "The angle of the point (b, a).";
-    Eq          eq           Compare |a, b| a == b,            No("the result is bool"),                                        "Whether a equals b.";
-    Ne          ne           Compare |a, b| a != b,            No("the result is bool"),                                        "Whether a differs from b.";
-    Lt          lt           Compare |a, b| a < b,             No("the result is bool"),                                        "Whether a is below b.";
-    Le          le           Compare |a, b| a <= b,            No("the result is bool"),                                        "Whether a is at most b.";
-    Gt          gt           Compare |a, b| a > b,             No("the result is bool"),                                        "Whether a is above b.";
-    Ge          ge           Compare |a, b| a >= b,            No("the result is bool"),                                        "Whether a is at least b.";
+    Eq          eq           Compare |a, b| a.equals(b),       No("the result is bool"),                                        "Whether a equals b.";
+    Ne          ne           Compare |a, b| a.differs(b),      No("the result is bool"),                                        "Whether a differs from b.";
+    Lt          lt           Compare |a, b| a.below(b),        No("the result is bool"),                                        "Whether a is below b.";
+    Le          le           Compare |a, b| a.at_most(b),      No("the result is bool"),                                        "Whether a is at most b.";
+    Gt          gt           Compare |a, b| a.above(b),        No("the result is bool"),                                        "Whether a is above b.";
+    Ge          ge           Compare |a, b| a.at_least(b),     No("the result is bool"),                                        "Whether a is at least b.";
     And         bitwise_and  Bits    |a, b| a.and(b),          No("integers have no derivative"),                               "Bitwise and; for bool, logical.";
     Or          bitwise_or   Bits    |a, b| a.or(b),           No("integers have no derivative"),                               "Bitwise or; for bool, logical.";
     Xor         bitwise_xor  Bits    |a, b| a.xor(b),          No("integers have no derivative"),                               "Bitwise exclusive or; for bool, logical.";

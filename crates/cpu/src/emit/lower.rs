@@ -8,7 +8,7 @@ use super::rule;
 use super::symbol::{self, Real, Truth, Value, Whole, make, pick};
 use crate::fused::kernel::{Call, Kernel};
 use crate::fused::pass::{Output, Pass};
-use kiln_ir::math::{Bits, Num, Single, Word};
+use kiln_ir::math::{Bits, Compare, Num, Single, Word, value};
 use kiln_ir::{DType, Domain, ReduceKind};
 
 /// What is done with the values of a graph.
@@ -140,7 +140,7 @@ fn loaded(input: u32, dtype: DType, splat: bool, target: Target) -> Option<Any> 
     Some(match (form, target) {
         (Form::Bool, Target::Avx2) => {
             let bytes = Whole(load(Form::U8));
-            Any::Truth(symbol::compared_ints(kiln_ir::Binary::Gt, bytes, Whole::ZERO)?)
+            Any::Truth(bytes.above(Whole::ZERO))
         }
         _ => typed(load(form), dtype),
     })
@@ -176,34 +176,34 @@ fn applied(call: &Call, args: &[Any]) -> Option<Any> {
             Some(typed(pick(condition, a.value(), b.value()), from))
         }
         Kernel::Unary(op) => Some(match (*args.first()?, op.domain()) {
-            (Any::Real(x, dtype), Domain::Float) => rounded(symbol::unary_float(op, x)?, dtype),
-            (Any::Real(x, dtype), Domain::Num) => rounded(symbol::unary_num(op, x)?, dtype),
-            (Any::Real(x, _), Domain::Test) => Any::Truth(symbol::unary_test(op, x)?),
-            (Any::Whole(x, dtype), Domain::Num) => cut(symbol::unary_num(op, x)?, dtype),
-            (Any::Whole(x, _), Domain::Test) => Any::Truth(symbol::unary_test(op, x)?),
-            (Any::Whole(x, dtype), Domain::Bits) => cut(symbol::unary_bits(op, x)?, dtype),
-            (Any::Truth(x), Domain::Bits) => Any::Truth(symbol::unary_bits(op, x)?),
+            (Any::Real(x, dtype), Domain::Float) => rounded(value::unary_float(op, x)?, dtype),
+            (Any::Real(x, dtype), Domain::Num) => rounded(value::unary_num(op, x)?, dtype),
+            (Any::Real(x, _), Domain::Test) => Any::Truth(value::unary_test(op, x)?),
+            (Any::Whole(x, dtype), Domain::Num) => cut(value::unary_num(op, x)?, dtype),
+            (Any::Whole(x, _), Domain::Test) => Any::Truth(value::unary_test(op, x)?),
+            (Any::Whole(x, dtype), Domain::Bits) => cut(value::unary_bits(op, x)?, dtype),
+            (Any::Truth(x), Domain::Bits) => Any::Truth(value::unary_bits(op, x)?),
             _ => return None,
         }),
         Kernel::Binary(op) => Some(match (*args.first()?, *args.get(1)?, op.domain()) {
             (Any::Real(a, dtype), Any::Real(b, _), Domain::Float) => {
-                rounded(symbol::binary_float(op, a, b)?, dtype)
+                rounded(value::binary_float(op, a, b)?, dtype)
             }
             (Any::Real(a, dtype), Any::Real(b, _), Domain::Num) => {
-                rounded(symbol::binary_num(op, a, b)?, dtype)
+                rounded(value::binary_num(op, a, b)?, dtype)
             }
-            (Any::Real(a, _), Any::Real(b, _), Domain::Compare) => Any::Truth(symbol::compared(op, a, b)?),
-            (Any::Whole(a, dtype), Any::Whole(b, _), Domain::Num) => {
-                cut(symbol::binary_num(op, a, b)?, dtype)
+            (Any::Real(a, _), Any::Real(b, _), Domain::Compare) => {
+                Any::Truth(value::binary_compare(op, a, b)?)
             }
+            (Any::Whole(a, dtype), Any::Whole(b, _), Domain::Num) => cut(value::binary_num(op, a, b)?, dtype),
             (Any::Whole(a, _), Any::Whole(b, _), Domain::Compare) => {
-                Any::Truth(symbol::compared_ints(op, a, b)?)
+                Any::Truth(value::binary_compare(op, a, b)?)
             }
             (Any::Whole(a, dtype), Any::Whole(b, _), Domain::Bits) => {
-                cut(symbol::binary_bits(op, a, b)?, dtype)
+                cut(value::binary_bits(op, a, b)?, dtype)
             }
-            (Any::Truth(a), Any::Truth(b), Domain::Compare) => Any::Truth(symbol::compared_truths(op, a, b)?),
-            (Any::Truth(a), Any::Truth(b), Domain::Bits) => Any::Truth(symbol::binary_bits(op, a, b)?),
+            (Any::Truth(a), Any::Truth(b), Domain::Compare) => Any::Truth(value::binary_compare(op, a, b)?),
+            (Any::Truth(a), Any::Truth(b), Domain::Bits) => Any::Truth(value::binary_bits(op, a, b)?),
             _ => return None,
         }),
     }
@@ -234,9 +234,7 @@ fn cut(x: Whole, dtype: DType) -> Any {
 fn cast(x: Any, to: DType) -> Option<Any> {
     form(to)?;
     Some(match x {
-        Any::Real(x, _) if to == DType::Bool => {
-            Any::Truth(symbol::compared(kiln_ir::Binary::Ne, x, Real::ZERO)?)
-        }
+        Any::Real(x, _) if to == DType::Bool => Any::Truth(x.differs(Real::ZERO)),
         Any::Real(x, _) if to.is_float() => rounded(x, to),
         Any::Real(x, _) => {
             let (low, high) = match to {
@@ -249,9 +247,7 @@ fn cast(x: Any, to: DType) -> Option<Any> {
             let clamped = symbol::to_int(x).maximum(Word::lit(low as u32)).minimum(Word::lit(high));
             Any::Whole(clamped, to)
         }
-        Any::Whole(x, _) if to == DType::Bool => {
-            Any::Truth(symbol::compared_ints(kiln_ir::Binary::Ne, x, Whole::ZERO)?)
-        }
+        Any::Whole(x, _) if to == DType::Bool => Any::Truth(x.differs(Whole::ZERO)),
         Any::Whole(x, _) if to.is_float() => rounded(Real::of_signed(x), to),
         Any::Whole(x, _) => cut(x, to),
         Any::Truth(x) if to == DType::Bool => Any::Truth(x),

@@ -2,8 +2,7 @@
 //! the graph of an operation. A function that has no form here is noted as missing; its pass is then interpreted.
 
 use super::graph::{self, Graph, Lane, Target};
-use kiln_ir::math::{Bits, DivideError, Float, Num, Single, Word, single};
-use kiln_ir::{Binary, Unary};
+use kiln_ir::math::{Bits, Compare, DivideError, Float, Num, Single, Word, single};
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -88,48 +87,8 @@ fn compare(predicate: u32, a: Real, b: Real) -> Truth {
     Truth(make(Lane::Compare(predicate), &[a.0, b.0]))
 }
 
-/// Two f32 compared as the tables name it.
-pub(super) fn compared(op: Binary, a: Real, b: Real) -> Option<Truth> {
-    Some(match op {
-        Binary::Eq => compare(graph::SAME, a, b),
-        Binary::Ne => compare(graph::UNEQUAL, a, b),
-        Binary::Lt => compare(graph::BELOW, a, b),
-        Binary::Le => compare(graph::AT_MOST, a, b),
-        Binary::Gt => compare(graph::BELOW, b, a),
-        Binary::Ge => compare(graph::AT_MOST, b, a),
-        _ => return None,
-    })
-}
-
-/// Two i32 compared.
-pub(super) fn compared_ints(op: Binary, a: Whole, b: Whole) -> Option<Truth> {
-    let make = |predicate, a: Whole, b: Whole| Truth(make(Lane::CompareInt(predicate), &[a.0, b.0]));
-    Some(match (op, target()) {
-        (Binary::Eq, _) => make(graph::EQUAL, a, b),
-        (Binary::Gt, _) => make(graph::GREATER, a, b),
-        (Binary::Lt, Target::Avx512) => make(graph::LESS, a, b),
-        (Binary::Le, Target::Avx512) => make(graph::LESS_EQUAL, a, b),
-        (Binary::Ge, Target::Avx512) => make(graph::GREATER_EQUAL, a, b),
-        (Binary::Ne, Target::Avx512) => make(graph::NOT_EQUAL, a, b),
-        (Binary::Lt, Target::Avx2) => make(graph::GREATER, b, a),
-        (Binary::Le, Target::Avx2) => make(graph::GREATER, a, b).not(),
-        (Binary::Ge, Target::Avx2) => make(graph::GREATER, b, a).not(),
-        (Binary::Ne, Target::Avx2) => make(graph::EQUAL, a, b).not(),
-        _ => return None,
-    })
-}
-
-/// Two truths compared as 0 and 1.
-pub(super) fn compared_truths(op: Binary, a: Truth, b: Truth) -> Option<Truth> {
-    Some(match op {
-        Binary::Eq => a.xor(b).not(),
-        Binary::Ne => a.xor(b),
-        Binary::Lt => a.not().and(b),
-        Binary::Le => a.not().or(b),
-        Binary::Gt => a.and(b.not()),
-        Binary::Ge => a.or(b.not()),
-        _ => return None,
-    })
+fn compare_ints(predicate: u32, a: Whole, b: Whole) -> Truth {
+    Truth(make(Lane::CompareInt(predicate), &[a.0, b.0]))
 }
 
 /// `a` where that is true, else `b`, whatever the lanes hold.
@@ -184,8 +143,29 @@ macro_rules! absent {
     };
 }
 
-impl Num for Real {
+impl Compare for Real {
     type Truth = Truth;
+    fn equals(self, o: Real) -> Truth {
+        compare(graph::SAME, self, o)
+    }
+    fn differs(self, o: Real) -> Truth {
+        compare(graph::UNEQUAL, self, o)
+    }
+    fn below(self, o: Real) -> Truth {
+        compare(graph::BELOW, self, o)
+    }
+    fn at_most(self, o: Real) -> Truth {
+        compare(graph::AT_MOST, self, o)
+    }
+    fn above(self, o: Real) -> Truth {
+        compare(graph::BELOW, o, self)
+    }
+    fn at_least(self, o: Real) -> Truth {
+        compare(graph::AT_MOST, o, self)
+    }
+}
+
+impl Num for Real {
     const ZERO: Real = Real(Value::Lit(0));
     const ONE: Real = Real(Value::Lit(0x3f80_0000));
     binary!(add Add sub Sub mul Mul);
@@ -314,15 +294,6 @@ impl Float for Real {
             None => make(Lane::Fma, &[self.0, a.0, b.0]),
         })
     }
-    fn below(self, o: Real) -> Truth {
-        compare(graph::BELOW, self, o)
-    }
-    fn above(self, o: Real) -> Truth {
-        compare(graph::BELOW, o, self)
-    }
-    fn equals(self, o: Real) -> Truth {
-        compare(graph::SAME, self, o)
-    }
     fn pick(truth: Truth, a: Real, b: Real) -> Real {
         Real(pick(truth, a.0, b.0))
     }
@@ -364,8 +335,42 @@ macro_rules! operators {
 }
 operators!(Add add Sub sub Mul mul Div div);
 
-impl Num for Whole {
+/// AVX2 has two of the comparisons.
+impl Compare for Whole {
     type Truth = Truth;
+    fn equals(self, o: Whole) -> Truth {
+        compare_ints(graph::EQUAL, self, o)
+    }
+    fn differs(self, o: Whole) -> Truth {
+        match target() {
+            Target::Avx512 => compare_ints(graph::NOT_EQUAL, self, o),
+            Target::Avx2 => self.equals(o).not(),
+        }
+    }
+    fn below(self, o: Whole) -> Truth {
+        match target() {
+            Target::Avx512 => compare_ints(graph::LESS, self, o),
+            Target::Avx2 => o.above(self),
+        }
+    }
+    fn at_most(self, o: Whole) -> Truth {
+        match target() {
+            Target::Avx512 => compare_ints(graph::LESS_EQUAL, self, o),
+            Target::Avx2 => self.above(o).not(),
+        }
+    }
+    fn above(self, o: Whole) -> Truth {
+        compare_ints(graph::GREATER, self, o)
+    }
+    fn at_least(self, o: Whole) -> Truth {
+        match target() {
+            Target::Avx512 => compare_ints(graph::GREATER_EQUAL, self, o),
+            Target::Avx2 => o.above(self).not(),
+        }
+    }
+}
+
+impl Num for Whole {
     const ZERO: Whole = Whole(Value::Lit(0));
     const ONE: Whole = Whole(Value::Lit(1));
     binary!(add AddInt sub SubInt mul MulInt maximum MaxInt minimum MinInt);
@@ -421,6 +426,29 @@ impl Word for Whole {
     }
 }
 
+/// As 0 and 1.
+impl Compare for Truth {
+    type Truth = Truth;
+    fn equals(self, o: Truth) -> Truth {
+        self.xor(o).not()
+    }
+    fn differs(self, o: Truth) -> Truth {
+        self.xor(o)
+    }
+    fn below(self, o: Truth) -> Truth {
+        self.not().and(o)
+    }
+    fn at_most(self, o: Truth) -> Truth {
+        self.not().or(o)
+    }
+    fn above(self, o: Truth) -> Truth {
+        self.and(o.not())
+    }
+    fn at_least(self, o: Truth) -> Truth {
+        self.or(o.not())
+    }
+}
+
 impl Bits for Truth {
     fn and(self, o: Truth) -> Truth {
         Truth(make(by_target(Lane::Both, Lane::And), &[self.0, o.0]))
@@ -445,69 +473,3 @@ fn by_target(avx512: Lane, avx2: Lane) -> Lane {
         Target::Avx2 => avx2,
     }
 }
-
-/// The value where the operation is of the wanted domain, else nothing.
-macro_rules! in_domain {
-    (Float Float $value:expr) => {
-        Some($value)
-    };
-    (Num Num $value:expr) => {
-        Some($value)
-    };
-    (Bits Bits $value:expr) => {
-        Some($value)
-    };
-    (Test Test $value:expr) => {
-        Some($value)
-    };
-    ($want:ident $domain:ident $value:expr) => {
-        None
-    };
-}
-
-macro_rules! unary_forms {
-    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: |$x:ident| $value:expr, $($more:tt)* })*) => {
-        /// The value of an operation on floats.
-        #[allow(unused_variables)]
-        pub(super) fn unary_float<T: Float>(op: Unary, x: T) -> Option<T> {
-            match op { $(Unary::$variant => { let $x = x; in_domain!(Float $domain $value) })* }
-        }
-        /// The value of an operation on numbers.
-        #[allow(unused_variables)]
-        pub(super) fn unary_num<T: Num>(op: Unary, x: T) -> Option<T> {
-            match op { $(Unary::$variant => { let $x = x; in_domain!(Num $domain $value) })* }
-        }
-        /// The answer to a question about a number.
-        #[allow(unused_variables)]
-        pub(super) fn unary_test<T: Num>(op: Unary, x: T) -> Option<T::Truth> {
-            match op { $(Unary::$variant => { let $x = x; in_domain!(Test $domain $value) })* }
-        }
-        /// The value of an operation on bits.
-        #[allow(unused_variables)]
-        pub(super) fn unary_bits<T: Bits>(op: Unary, x: T) -> Option<T> {
-            match op { $(Unary::$variant => { let $x = x; in_domain!(Bits $domain $value) })* }
-        }
-    };
-}
-kiln_ir::unary_table!(unary_forms);
-
-macro_rules! binary_forms {
-    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: |$a:ident, $b:ident| $value:expr, $($more:tt)* })*) => {
-        /// The value of an operation on floats.
-        #[allow(unused_variables)]
-        pub(super) fn binary_float<T: Float>(op: Binary, a: T, b: T) -> Option<T> {
-            match op { $(Binary::$variant => { let ($a, $b) = (a, b); in_domain!(Float $domain $value) })* }
-        }
-        /// The value of an operation on numbers.
-        #[allow(unused_variables)]
-        pub(super) fn binary_num<T: Num>(op: Binary, a: T, b: T) -> Option<T> {
-            match op { $(Binary::$variant => { let ($a, $b) = (a, b); in_domain!(Num $domain $value) })* }
-        }
-        /// The value of an operation on bits.
-        #[allow(unused_variables)]
-        pub(super) fn binary_bits<T: Bits>(op: Binary, a: T, b: T) -> Option<T> {
-            match op { $(Binary::$variant => { let ($a, $b) = (a, b); in_domain!(Bits $domain $value) })* }
-        }
-    };
-}
-kiln_ir::binary_table!(binary_forms);

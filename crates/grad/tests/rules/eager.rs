@@ -1,6 +1,6 @@
 //! A builder that computes at once, in f64 and by definition: what the rules are checked against.
 
-use kiln_ir::math::{Bits, Float, Num};
+use kiln_ir::math::value;
 use kiln_ir::*;
 use smallvec::SmallVec;
 use std::cell::RefCell;
@@ -85,8 +85,8 @@ fn evaluate(op: &Op, ins: &[(Meta, Vec<f64>)], outs: &[Meta]) -> Vec<Vec<f64>> {
         Op::Random { .. } | Op::Custom(_) | Op::Guard { .. } | Op::Commit => {
             unreachable!("no rule is made of them")
         }
-        Op::Unary(op) => map(&|p| unary(*op)(get(0, p))),
-        Op::Binary(op) => map(&|p| binary(*op)(get(0, p), get(1, p))),
+        Op::Unary(op) => map(&|p| unary(*op, get(0, p))),
+        Op::Binary(op) => map(&|p| binary(*op, get(0, p), get(1, p))),
         Op::Select => map(&|p| if get(0, p) != 0.0 { get(1, p) } else { get(2, p) }),
         Op::Cast(_) => map(&|p| get(0, p)),
         Op::Move(op) => match *op {
@@ -280,61 +280,16 @@ fn reduce(kind: ReduceKind, list: &[f64]) -> f64 {
     }
 }
 
-macro_rules! value {
-    (Float $f:expr) => {
-        $f
-    };
-    (Num $f:expr) => {
-        $f
-    };
-    (Test $f:expr) => {
-        |x: f64| {
-            let f: fn(f64) -> bool = $f;
-            f(x) as u8 as f64
-        }
-    };
-    (Bits $f:expr) => {
-        |x: f64| {
-            let f: fn(bool) -> bool = $f;
-            f(x != 0.0) as u8 as f64
-        }
-    };
+/// The value of an operation, bools as 0 and 1.
+fn unary(op: Unary, x: f64) -> f64 {
+    let number = value::unary_float(op, x).or_else(|| value::unary_num(op, x));
+    let truth = || value::unary_test(op, x).or_else(|| value::unary_bits(op, x != 0.0));
+    number.or_else(|| truth().map(f64::from)).expect("every operation is of one domain")
 }
-macro_rules! value2 {
-    (Float $f:expr) => {
-        $f
-    };
-    (Num $f:expr) => {
-        $f
-    };
-    (Compare $f:expr) => {
-        |a: f64, b: f64| {
-            let f: fn(f64, f64) -> bool = $f;
-            f(a, b) as u8 as f64
-        }
-    };
-    (Bits $f:expr) => {
-        |a: f64, b: f64| {
-            let f: fn(bool, bool) -> bool = $f;
-            f(a != 0.0, b != 0.0) as u8 as f64
-        }
-    };
+
+/// As [`unary`], of two operands.
+fn binary(op: Binary, a: f64, b: f64) -> f64 {
+    let number = value::binary_float(op, a, b).or_else(|| value::binary_num(op, a, b));
+    let truth = || value::binary_compare(op, a, b).or_else(|| value::binary_bits(op, a != 0.0, b != 0.0));
+    number.or_else(|| truth().map(f64::from)).expect("every operation is of one domain")
 }
-macro_rules! define_unary {
-    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: $value:expr, $($more:tt)* })*) => {
-        #[allow(unstable_name_collisions)]
-        fn unary(op: Unary) -> fn(f64) -> f64 {
-            match op { $(Unary::$variant => value!($domain $value),)* }
-        }
-    };
-}
-macro_rules! define_binary {
-    ($($variant:ident $name:ident $doc:literal { domain: $domain:ident, value: $value:expr, $($more:tt)* })*) => {
-        #[allow(unstable_name_collisions)]
-        fn binary(op: Binary) -> fn(f64, f64) -> f64 {
-            match op { $(Binary::$variant => value2!($domain $value),)* }
-        }
-    };
-}
-kiln_ir::unary_table!(define_unary);
-kiln_ir::binary_table!(define_binary);

@@ -5,17 +5,30 @@
 //! are computed in f32 and rounded once a node; integers wrap. Division by zero and `MIN / -1` are refused by
 //! [`Num::divides`] before a value is asked for.
 
+pub mod row;
 pub mod single;
+pub mod value;
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::{Add, Div, Mul, Sub};
 
-/// Numbers: both float widths and every integer, one of them or whatever stands for several.
-pub trait Num: Copy + Send + Sync + 'static {
-    /// What a question about it is answered with: bool for a single number.
+/// Numbers and bool, which is ordered as 0 and 1. Comparisons with NaN are false, but that it differs.
+#[allow(missing_docs)]
+pub trait Compare: Copy + Send + Sync + 'static {
+    /// What a question about it is answered with: bool for a single element.
     type Truth: Bits;
+    fn equals(self, o: Self) -> Self::Truth;
+    fn differs(self, o: Self) -> Self::Truth;
+    fn below(self, o: Self) -> Self::Truth;
+    fn at_most(self, o: Self) -> Self::Truth;
+    fn above(self, o: Self) -> Self::Truth;
+    fn at_least(self, o: Self) -> Self::Truth;
+}
+
+/// Numbers: both float widths and every integer, one of them or whatever stands for several.
+pub trait Num: Compare {
     /// Zero.
     const ZERO: Self;
     /// One.
@@ -105,9 +118,6 @@ pub trait Float: Num {
     fn round_even(self) -> Self;
     /// `self * a + b` with one rounding.
     fn fma(self, a: Self, b: Self) -> Self;
-    fn below(self, o: Self) -> Self::Truth;
-    fn above(self, o: Self) -> Self::Truth;
-    fn equals(self, o: Self) -> Self::Truth;
     /// `a` where that is true, else `b`.
     fn pick(truth: Self::Truth, a: Self, b: Self) -> Self;
 
@@ -223,10 +233,30 @@ impl Word for u32 {
     }
 }
 
+macro_rules! compared {
+    ($($t:ident)*) => {$(
+        impl Compare for $t {
+            type Truth = bool;
+            #[inline(always)]
+            fn equals(self, o: $t) -> bool { self == o }
+            #[inline(always)]
+            fn differs(self, o: $t) -> bool { self != o }
+            #[inline(always)]
+            fn below(self, o: $t) -> bool { self < o }
+            #[inline(always)]
+            fn at_most(self, o: $t) -> bool { self <= o }
+            #[inline(always)]
+            fn above(self, o: $t) -> bool { self > o }
+            #[inline(always)]
+            fn at_least(self, o: $t) -> bool { self >= o }
+        }
+    )*};
+}
+compared!(f64 f32 i64 i32 i16 i8 u64 u32 u16 u8 bool);
+
 macro_rules! floats {
     ($($t:ident by $functions:ident;)*) => {$(
         impl Num for $t {
-            type Truth = bool;
             const ZERO: $t = 0.0;
             const ONE: $t = 1.0;
             #[inline(always)]
@@ -351,12 +381,6 @@ macro_rules! floats {
             #[inline(always)]
             fn fma(self, a: $t, b: $t) -> $t { self.mul_add(a, b) }
             #[inline(always)]
-            fn below(self, o: $t) -> bool { self < o }
-            #[inline(always)]
-            fn above(self, o: $t) -> bool { self > o }
-            #[inline(always)]
-            fn equals(self, o: $t) -> bool { self == o }
-            #[inline(always)]
             fn pick(truth: bool, a: $t, b: $t) -> $t { if truth { a } else { b } }
         }
     )*};
@@ -375,7 +399,6 @@ macro_rules! ints {
     ($($t:ident $signed:literal)*) => {$(
         #[allow(unused_comparisons)]
         impl Num for $t {
-            type Truth = bool;
             const ZERO: $t = 0;
             const ONE: $t = 1;
             #[inline(always)]
