@@ -85,7 +85,7 @@ fn steps(remote: &Arc<Remote>, count: usize) -> Vec<u64> {
     let ids = Tensor::from_vec(ids, [4, 16], &device);
     let target = ids.reshape([-1]);
     let mut model = Gpt::new(&device);
-    let mut optimizer = Adam::new(1e-3).decay(1e-2);
+    let mut optimizer = Adam::new(1e-3).weight_decay(1e-2);
     device.sync().unwrap();
     let mut sizes = Vec::new();
     for _ in 0..count {

@@ -63,8 +63,8 @@ pub mod prelude {
         module,
     };
     pub use kiln_tensor::{
-        Axes, ConvOptions, DType, Device, Error, Generator, Gradients, Padding, PoolOptions, Reduction,
-        Shape, Tensor, checkpoint, grad, no_grad, seed,
+        Axes, ClassOptions, ConvOptions, DType, Device, Error, Generator, Gradients, Interpolate, PadMode,
+        Padding, PoolOptions, Reduction, Shape, Tensor, checkpoint, grad, no_grad, seed, step_by,
     };
 }
 

@@ -47,7 +47,7 @@ impl Attention {
         let (batch, length) = (x.dim(0), x.dim(1));
         let parts = self.qkv.forward(x).reshape([batch, length, 3, self.heads, own / self.heads]);
         let parts = parts.permute([2, 0, 3, 1, 4]);
-        let (q, k, v) = (parts.get(0), parts.get(1), parts.get(2));
+        let (q, k, v) = (parts.select(0, 0), parts.select(0, 1), parts.select(0, 2));
         let y = q.scaled_dot_product_attention(&k, &v, None, self.causal, None);
         self.out.forward(&y.transpose(1, 2).reshape([batch, length, own]))
     }
@@ -66,7 +66,7 @@ mod tests {
         let projected = layer.qkv.forward(&x);
         let part = |which: isize, head: isize| projected.narrow(2, which * 6 + head * 3, 3);
         let heads = [0, 1].map(|head| {
-            let scores = part(0, head).dot_t(&part(1, head)) / 3f64.sqrt();
+            let scores = part(0, head).matmul_t(&part(1, head)) / 3f64.sqrt();
             scores.softmax(-1).matmul(&part(2, head))
         });
         let want = layer.out.forward(&Tensor::cat(&heads, 2)).to_vec::<f32>().unwrap();

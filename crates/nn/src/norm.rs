@@ -29,7 +29,7 @@ impl LayerNorm {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("layer_norm");
-        x.layer_norm(1, Some(&self.weight), Some(&self.bias), self.eps)
+        x.layer_norm(self.weight.shape(), Some(&self.weight), Some(&self.bias), self.eps)
     }
 }
 

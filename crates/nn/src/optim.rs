@@ -130,13 +130,11 @@ fn step_by<O: Optimizer + ?Sized>(
 /// Stochastic gradient descent, with momentum and weight decay.
 pub struct Sgd {
     /// Learning rate.
-    #[doc(alias = "lr")]
-    pub rate: f64,
+    pub lr: f64,
     /// How much of the last velocity stays; 0 for none.
     pub momentum: f64,
     /// Added to the gradient: this times the parameter.
-    #[doc(alias = "weight_decay")]
-    pub decay: f64,
+    pub weight_decay: f64,
     /// What becomes of steps whose gradients are not finite.
     pub nonfinite: NonFinite,
     velocity: HashMap<String, Tensor>,
@@ -144,8 +142,8 @@ pub struct Sgd {
 
 impl Sgd {
     /// Plain descent.
-    pub fn new(rate: f64) -> Sgd {
-        Sgd { rate, momentum: 0.0, decay: 0.0, nonfinite: NonFinite::Continue, velocity: HashMap::new() }
+    pub fn new(lr: f64) -> Sgd {
+        Sgd { lr, momentum: 0.0, weight_decay: 0.0, nonfinite: NonFinite::Continue, velocity: HashMap::new() }
     }
 
     /// With another answer to gradients that are not finite.
@@ -161,8 +159,8 @@ impl Sgd {
     }
 
     /// With weight decay.
-    pub fn decay(mut self, decay: f64) -> Sgd {
-        self.decay = decay;
+    pub fn weight_decay(mut self, weight_decay: f64) -> Sgd {
+        self.weight_decay = weight_decay;
         self
     }
 }
@@ -174,8 +172,8 @@ impl Optimizer for Sgd {
 
     fn update(&mut self, path: &str, parameter: &Tensor, gradient: &Tensor, step: &Step) -> Tensor {
         let mut direction = gradient.clone();
-        if self.decay != 0.0 {
-            direction = direction + parameter * self.decay;
+        if self.weight_decay != 0.0 {
+            direction = direction + parameter * self.weight_decay;
         }
         if self.momentum != 0.0 {
             let velocity = self.velocity.remove(path);
@@ -185,7 +183,7 @@ impl Optimizer for Sgd {
             let before = velocity.unwrap_or_else(|| direction.zeros_like());
             self.velocity.insert(path.to_string(), step.commit(direction.clone(), &before));
         }
-        parameter - direction * self.rate
+        parameter - direction * self.lr
     }
 
     fn state(&self) -> Vec<(String, Tensor)> {
@@ -209,17 +207,16 @@ fn sorted(state: impl Iterator<Item = (String, Tensor)>) -> Vec<(String, Tensor)
 }
 
 /// Adam, with decoupled weight decay.
+#[doc(alias("AdamW"))]
 pub struct Adam {
     /// Learning rate.
-    #[doc(alias = "lr")]
-    pub rate: f64,
+    pub lr: f64,
     /// Decay of the running mean and of the running mean square.
     pub betas: (f64, f64),
     /// Added to the root.
     pub eps: f64,
-    /// The share of a parameter that each step takes away, times the rate.
-    #[doc(alias = "weight_decay")]
-    pub decay: f64,
+    /// The share of a parameter that each step takes away, times the learning rate.
+    pub weight_decay: f64,
     /// What becomes of steps whose gradients are not finite.
     pub nonfinite: NonFinite,
     /// Steps that were taken before the powers below began.
@@ -239,12 +236,12 @@ struct Powers {
 
 impl Adam {
     /// Adam with the usual constants.
-    pub fn new(rate: f64) -> Adam {
+    pub fn new(lr: f64) -> Adam {
         Adam {
-            rate,
+            lr,
             betas: (0.9, 0.999),
             eps: 1e-8,
-            decay: 0.0,
+            weight_decay: 0.0,
             nonfinite: NonFinite::Continue,
             steps: 0,
             powers: Vec::new(),
@@ -272,8 +269,8 @@ impl Adam {
     }
 
     /// With decoupled weight decay.
-    pub fn decay(mut self, decay: f64) -> Adam {
-        self.decay = decay;
+    pub fn weight_decay(mut self, weight_decay: f64) -> Adam {
+        self.weight_decay = weight_decay;
         self
     }
 }
@@ -317,12 +314,15 @@ impl Optimizer for Adam {
             None => (gradient * (1.0 - b1), gradient.square() * (1.0 - b2)),
         };
         let [c1, c2] = self.corrections(&parameter.device(), mean.dtype());
-        let change = &mean / c1 / ((&square / c2).sqrt() + self.eps) * self.rate;
+        let change = &mean / c1 / ((&square / c2).sqrt() + self.eps) * self.lr;
         let before = moments.unwrap_or_else(|| (mean.zeros_like(), square.zeros_like()));
         let kept = (step.commit(mean, &before.0), step.commit(square, &before.1));
         self.moments.insert(path.to_string(), kept);
-        let kept =
-            if self.decay == 0.0 { parameter.clone() } else { parameter * (1.0 - self.rate * self.decay) };
+        let kept = if self.weight_decay == 0.0 {
+            parameter.clone()
+        } else {
+            parameter * (1.0 - self.lr * self.weight_decay)
+        };
         kept - change
     }
 

@@ -65,13 +65,13 @@ fn trained<O: Optimizer>(device: &Device, mut optimizer: O, batches: &[&[i64]]) 
 fn a_bad_batch_leaves_model_and_optimiser_as_they_were() {
     for device in devices("bad-batch") {
         let [a, b, c] = GOOD.each_ref().map(|batch| &batch[..]);
-        let adam = || Adam::new(0.1).decay(0.01);
+        let adam = || Adam::new(0.1).weight_decay(0.01);
         let want = trained(&device, adam(), &[a, b, c]);
         assert!(want.iter().any(|(name, _)| name == "mean.tokens.weight"));
         for with in [[a, &BAD, b, c], [a, b, &BAD, c], [a, b, c, &BAD], [&BAD, a, b, c]] {
             assert!(trained(&device, adam(), &with) == want, "{device} {with:?}");
         }
-        let sgd = || Sgd::new(0.1).momentum(0.9).decay(0.01);
+        let sgd = || Sgd::new(0.1).momentum(0.9).weight_decay(0.01);
         let want = trained(&device, sgd(), &[a, b, c]);
         assert_eq!(want.len(), 6, "three parameters and their velocities");
         assert!(trained(&device, sgd(), &[a, &BAD, b, c]) == want, "{device}");

@@ -55,7 +55,7 @@ impl Tensor {
     /// Like [`Tensor::backward`], from a given gradient of this tensor.
     #[track_caller]
     pub fn backward_with(&self, gradient: &Tensor) -> Gradients {
-        self.differentiate().from(gradient).run()
+        self.differentiate().with_gradient(gradient).run()
     }
 
     /// A backward with options.
@@ -63,7 +63,7 @@ impl Tensor {
         Backward { root: self, seed: None, keep: false, track: false, hook: None, wanted: Vec::new() }
     }
 
-    /// The number of this leaf, which no other leaf of this process has; nothing if it is none.
+    /// The number of this leaf, which no other leaf of this process has; `None` if it is not a leaf.
     pub fn leaf(&self) -> Option<u64> {
         match &self.link {
             Some(Link::Leaf(leaf)) => Some(leaf.id),
@@ -89,7 +89,7 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
             );
         }
     }
-    let mut walk = y.differentiate().track();
+    let mut walk = y.differentiate().create_graph();
     walk.wanted = xs.to_vec();
     let gradients = walk.run();
     xs.iter().map(|x| gradients.get(x).cloned().unwrap_or_else(|| x.detach().zeros_like())).collect()
@@ -193,21 +193,22 @@ impl LeafGradient {
 
 impl<'a> Backward<'a> {
     /// Starts from this gradient of the tensor instead of 1.
-    pub fn from(mut self, gradient: &Tensor) -> Self {
+    pub fn with_gradient(mut self, gradient: &Tensor) -> Self {
         self.seed = Some(gradient.clone());
         self
     }
 
     /// Keeps saved values, so that the tensor can be differentiated again.
-    pub fn keep(mut self) -> Self {
+    #[doc(alias("persistent"))]
+    pub fn retain_graph(mut self) -> Self {
         self.keep = true;
         self
     }
 
     /// Makes gradients that can themselves be differentiated. Keeps saved values too.
-    pub fn track(mut self) -> Self {
+    pub fn create_graph(mut self) -> Self {
         self.track = true;
-        self.keep()
+        self.retain_graph()
     }
 
     /// Gives each leaf's gradient to `hook` when it is final, before the walk goes on. What the hook returns is among
@@ -564,7 +565,7 @@ impl Walk<'_> {
         taken.ok_or_else(|| {
             format!(
                 "this graph was differentiated before and its saved values are released; \
-                     use differentiate().keep() the first time (step recorded at {})",
+                     use differentiate().retain_graph() the first time (step recorded at {})",
                 step.origin
             )
         })

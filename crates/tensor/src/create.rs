@@ -113,7 +113,7 @@ impl Tensor {
         let step = if count > 1 { (end - start) / (count - 1) as f64 } else { 0.0 };
         // The second half is counted from the end, so that both ends are exact.
         let (up, down) = (&index * step + start, (&index * -1.0 + (count as f64 - 1.0)) * -step + end);
-        index.lt((count / 2) as f64).select(&up, &down).to_dtype(DType::F32)
+        index.lt((count / 2) as f64).where_(&up, &down).to_dtype(DType::F32)
     }
 
     /// The identity matrix, f32.

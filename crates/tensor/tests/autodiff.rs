@@ -76,11 +76,11 @@ fn a_graph_is_released_or_kept() {
     let device = Device::cpu();
     let x = leaf(&[0.5, 1.5], &device);
     let y = (x.exp() * &x).sum(());
-    let first = vec(y.differentiate().keep().run().get(&x).unwrap());
-    assert_eq!(vec(y.differentiate().keep().run().get(&x).unwrap()), first);
+    let first = vec(y.differentiate().retain_graph().run().get(&x).unwrap());
+    assert_eq!(vec(y.differentiate().retain_graph().run().get(&x).unwrap()), first);
     assert_eq!(vec(y.backward().get(&x).unwrap()), first);
     let (text, ..) = panics(|| drop(y.backward()));
-    assert!(text.contains("keep()") && text.contains(file!()), "{text}");
+    assert!(text.contains("retain_graph()") && text.contains(file!()), "{text}");
     // Another graph on the same leaves is another matter.
     assert_eq!(vec((x.exp() * &x).sum(()).backward().get(&x).unwrap()), first);
 }
@@ -100,7 +100,7 @@ fn detach_and_no_grad_stop_the_flow() {
     assert_eq!(vec(&grads.get_or_zeros(&w)), [0.0]);
     let caught = catch_unwind(|| no_grad(|| panic!("on purpose")));
     assert!(caught.is_err() && kiln_tensor::is_grad_enabled());
-    assert!(!x.argmax(None).is_tracked() && !x.gt(0.0).is_tracked());
+    assert!(!x.argmax(()).is_tracked() && !x.gt(0.0).is_tracked());
 }
 
 /// A CPU that keeps the names of what it is asked to run.
@@ -348,7 +348,7 @@ fn saved_values_are_released_on_the_way() {
         drop(h);
         y.to_data().unwrap();
         let held = device.memory().live_bytes;
-        let grads = if keep { y.differentiate().keep().run() } else { y.backward() };
+        let grads = if keep { y.differentiate().retain_graph().run() } else { y.backward() };
         grads.get(&x).unwrap().to_data().unwrap();
         drop(grads);
         device.sync().unwrap();
@@ -445,7 +445,7 @@ fn parts_can_be_differentiated_twice() {
     let all = &leaf * 1.0;
     let last = all.narrow(0, 2, 2);
     let loss = (all.narrow(0, 0, 2).square() * 3.0).sum(()) + (last.square() * &last).sum(());
-    let first = loss.differentiate().track().run().get(&leaf).unwrap().clone();
+    let first = loss.differentiate().create_graph().run().get(&leaf).unwrap().clone();
     let second = first.sum(()).backward().get(&leaf).unwrap().to_vec::<f32>().unwrap();
     assert_eq!(second, [6.0, 6.0, 18.0, 24.0]);
 }

@@ -80,7 +80,7 @@ fn activations() {
     check("leaky_relu", &[&[3, 4]], &|x| x[0].leaky_relu(0.1));
     check("elu", &[&[3, 4]], &|x| x[0].elu(1.3));
     check("softplus", &[&[3, 4]], &|x| x[0].softplus_with(2.0, 1.5));
-    check("select", &[&[3, 4], &[4], &[3, 1]], &|x| x[0].gt(0.0).select(&(&x[1] * &x[0]), &x[2].exp()));
+    check("where_", &[&[3, 4], &[4], &[3, 1]], &|x| x[0].gt(0.0).where_(&(&x[1] * &x[0]), &x[2].exp()));
     check("masked_fill", &[&[3, 4]], &|x| x[0].square().masked_fill(&x[0].lt(0.0), 3));
     for p in [2.0, 3.0, 1.0] {
         check("pow_scalar", &[&[4]], &|x| x[0].pow_scalar(p));
@@ -99,11 +99,17 @@ fn statistics() {
             check("prod", &[&[2, 3, 2]], &|x| x[0].prod(axes()));
             check("amax", &[&[2, 3, 2]], &|x| x[0].square().amax_keepdim(axes()));
             check("amin", &[&[2, 3, 2]], &|x| x[0].square().amin(axes()));
-            check("var", &[&[2, 3, 2]], &|x| x[0].var(axes(), 1, keep));
-            check("std", &[&[2, 3, 2]], &|x| x[0].std(axes(), 0.5, keep));
+            check("var", &[&[2, 3, 2]], &|x| {
+                if keep { x[0].var_keepdim(axes(), 1) } else { x[0].var(axes(), 1) }
+            });
+            check("std", &[&[2, 3, 2]], &|x| {
+                if keep { x[0].std_keepdim(axes(), 0.5) } else { x[0].std(axes(), 0.5) }
+            });
             check("logsumexp", &[&[2, 3, 2]], &|x| x[0].logsumexp(axes()));
             for p in [1.0, 2.0, 3.0, 0.5, -1.0, -2.0, f64::INFINITY, f64::NEG_INFINITY] {
-                check("norm", &[&[2, 3, 2]], &|x| x[0].norm(axes(), p, keep));
+                check("norm", &[&[2, 3, 2]], &|x| {
+                    if keep { x[0].norm_keepdim(axes(), p) } else { x[0].norm(axes(), p) }
+                });
             }
         }
     }
@@ -124,7 +130,7 @@ fn shapes() {
     check("transpose and flatten", &[&[2, 3, 2]], &|x| x[0].transpose(0, -1).flatten(1, 2).square());
     check("slice", &[&[7, 2]], &|x| x[0].slice(0, 1, -1, 2).square());
     check("slice_assign", &[&[7, 2], &[3, 2]], &|x| x[0].slice_assign(0, 1, 6, 2, &x[1]).square());
-    check("get", &[&[3, 4, 2]], &|x| x[0].get((1.., by(.., 2), -1)).square());
+    check("index", &[&[3, 4, 2]], &|x| x[0].index((1.., step_by(.., 2), -1)).square());
     check("cat", &[&[2, 3], &[2, 1]], &|x| Tensor::cat(&[&x[0], &x[1], &x[0]], 1).square());
     check("stack", &[&[2], &[2]], &|x| Tensor::stack(x, 1).square());
     check("split", &[&[5]], &|x| {
@@ -175,7 +181,7 @@ fn products() {
     }
     check("linear", &[&[2, 3, 4], &[2, 4], &[2]], &|x| x[0].linear(&x[1], Some(&x[2])));
     check("linear of a vector", &[&[4], &[4]], &|x| x[0].linear(&x[1], None));
-    check("dot_t", &[&[2, 3, 4], &[2, 2, 4]], &|x| x[0].dot_t(&x[1]));
+    check("matmul_t", &[&[2, 3, 4], &[2, 2, 4]], &|x| x[0].matmul_t(&x[1]));
 }
 
 #[test]
@@ -207,13 +213,15 @@ fn convolutions() {
 fn pools_and_sizes() {
     let plain = PoolOptions::default();
     check("max_pool1d", &[&[2, 7]], &|x| x[0].max_pool1d(3, plain.stride(2).padding(1)));
-    check("max_pool2d", &[&[1, 2, 5, 5]], &|x| x[0].max_pool2d([2, 3], plain.stride(2).ceil(true)));
+    check("max_pool2d", &[&[1, 2, 5, 5]], &|x| x[0].max_pool2d([2, 3], plain.stride(2).ceil_mode(true)));
     check("max_pool2d dilated", &[&[1, 1, 5, 5]], &|x| x[0].max_pool2d(2, plain.stride(1).dilation(2)));
-    check("avg_pool1d", &[&[2, 7]], &|x| x[0].avg_pool1d(3, plain.stride(2).padding(1).count_padding(false)));
-    check("avg_pool2d", &[&[1, 2, 5, 4]], &|x| {
-        x[0].avg_pool2d([3, 2], plain.stride(2).padding(1).ceil(true))
+    check("avg_pool1d", &[&[2, 7]], &|x| {
+        x[0].avg_pool1d(3, plain.stride(2).padding(1).count_include_pad(false))
     });
-    check("avg_pool3d", &[&[1, 1, 3, 3, 2]], &|x| x[0].avg_pool3d(2, plain.stride(1).divisor(3)));
+    check("avg_pool2d", &[&[1, 2, 5, 4]], &|x| {
+        x[0].avg_pool2d([3, 2], plain.stride(2).padding(1).ceil_mode(true))
+    });
+    check("avg_pool3d", &[&[1, 1, 3, 3, 2]], &|x| x[0].avg_pool3d(2, plain.stride(1).divisor_override(3)));
     check("adaptive_avg_pool1d", &[&[2, 7]], &|x| x[0].adaptive_avg_pool1d(3));
     check("adaptive_avg_pool2d", &[&[1, 1, 5, 4]], &|x| x[0].adaptive_avg_pool2d([3, 2]));
     for mode in [
@@ -234,10 +242,10 @@ fn norms_and_attention() {
     check("softmax", &[&[3, 4]], &|x| x[0].softmax(1));
     check("log_softmax", &[&[3, 4]], &|x| x[0].log_softmax(0));
     check("layer_norm", &[&[2, 3, 4], &[3, 4], &[3, 4]], &|x| {
-        x[0].layer_norm(2, Some(&x[1]), Some(&x[2]), 1e-3)
+        x[0].layer_norm([3, 4], Some(&x[1]), Some(&x[2]), 1e-3)
     });
-    check("layer_norm with a bias alone", &[&[2, 4], &[4]], &|x| x[0].layer_norm(1, None, Some(&x[1]), 1e-3));
-    check("rms_norm", &[&[2, 4], &[4]], &|x| x[0].rms_norm(1, Some(&x[1]), 1e-3));
+    check("layer_norm with a bias alone", &[&[2, 4], &[4]], &|x| x[0].layer_norm(4, None, Some(&x[1]), 1e-3));
+    check("rms_norm", &[&[2, 4], &[4]], &|x| x[0].rms_norm(4, Some(&x[1]), 1e-3));
     check("group_norm", &[&[2, 4, 3], &[4], &[4]], &|x| x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-3));
     check("batch_norm", &[&[3, 2, 4], &[2], &[2]], &|x| x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-3));
     let attention = "scaled_dot_product_attention";
@@ -279,7 +287,7 @@ fn losses() {
             });
         }
         check("nll_loss", &[&[3, 4]], &|x| {
-            let options = ClassOptions { reduction, ignore: 1, ..Default::default() };
+            let options = ClassOptions { reduction, ignore_index: 1, ..Default::default() };
             x[0].nll_loss_with(&ids(&[0, 1, 3], &[3], &x[0]), &options)
         });
     }
@@ -291,7 +299,7 @@ fn second_derivatives() {
     check_twice("exp * sin", &[&[4]], &|x| x[0].exp() * x[0].sin());
     check_twice("div and pow", &[&[3], &[3]], &|x| x[0].exp().pow(&x[1]) / (x[1].square() + 1.0));
     check_twice("matmul", &[&[2, 3], &[3, 2]], &|x| x[0].matmul(&x[1]).square());
-    check_twice("dot_t", &[&[2, 2, 3], &[2, 3]], &|x| x[0].dot_t(&x[1]).square());
+    check_twice("matmul_t", &[&[2, 2, 3], &[2, 3]], &|x| x[0].matmul_t(&x[1]).square());
     check_twice("softmax", &[&[2, 3]], &|x| x[0].softmax(1));
     check_twice("log_softmax", &[&[2, 3]], &|x| x[0].log_softmax(1).square());
     check_twice("logsumexp", &[&[2, 3]], &|x| x[0].logsumexp(1));
@@ -302,9 +310,9 @@ fn second_derivatives() {
         x[0].conv_transpose1d(&x[1], None, plain.stride(2).padding(1).output_padding(1)).square()
     });
     check_twice("layer_norm", &[&[2, 4], &[4], &[4]], &|x| {
-        x[0].layer_norm(1, Some(&x[1]), Some(&x[2]), 1e-2).square()
+        x[0].layer_norm(4, Some(&x[1]), Some(&x[2]), 1e-2).square()
     });
-    check_twice("rms_norm", &[&[2, 4], &[4]], &|x| x[0].rms_norm(1, Some(&x[1]), 1e-2).square());
+    check_twice("rms_norm", &[&[2, 4], &[4]], &|x| x[0].rms_norm(4, Some(&x[1]), 1e-2).square());
     check_twice("batch_norm", &[&[3, 2], &[2], &[2]], &|x| {
         x[0].batch_norm(Some(&x[1]), Some(&x[2]), 1e-2).square()
     });
@@ -314,10 +322,10 @@ fn second_derivatives() {
     check_twice("cumprod", &[&[5]], &|x| x[0].cumprod(0));
     check_twice("cumsum", &[&[5]], &|x| x[0].cumsum(0).square());
     check_twice("prod", &[&[2, 3]], &|x| x[0].prod(1));
-    check_twice("var", &[&[2, 3]], &|x| x[0].var(1, 1, false).square());
-    check_twice("std", &[&[2, 3]], &|x| x[0].std(1, 1, false));
-    check_twice("norm", &[&[2, 3]], &|x| x[0].norm(1, 2.0, false));
-    check_twice("norm of 3", &[&[2, 3]], &|x| x[0].norm(1, 3.0, false));
+    check_twice("var", &[&[2, 3]], &|x| x[0].var(1, 1).square());
+    check_twice("std", &[&[2, 3]], &|x| x[0].std(1, 1));
+    check_twice("norm", &[&[2, 3]], &|x| x[0].norm(1, 2.0));
+    check_twice("norm of 3", &[&[2, 3]], &|x| x[0].norm(1, 3.0));
     check_twice("max_pool2d", &[&[1, 1, 4, 4]], &|x| x[0].max_pool2d(2, PoolOptions::default()).square());
     check_twice("avg_pool2d", &[&[1, 1, 4, 4]], &|x| {
         x[0].avg_pool2d(2, PoolOptions::default().stride(1)).square()
@@ -344,15 +352,15 @@ fn kinks() {
     assert_eq!(at(&[-1.0, 0.0, 1.0, nan], &|x| x[0].clamp(Some(-1.0), Some(1.0))), [0.0, 1.0, 0.0, 0.0]);
     assert_eq!(at(&[-1.0, 0.0, 1.0], &|x| x[0].leaky_relu(0.5)), [0.5, 0.5, 1.0]);
     assert_eq!(at(&[0.0, 1e4], &|x| x[0].elu(2.0)), [2.0, 1.0]);
-    assert_eq!(at(&[1.0, nan], &|x| x[0].gt(0.0).select(&x[0], &x[0].full_like(2))), [1.0, 0.0]);
+    assert_eq!(at(&[1.0, nan], &|x| x[0].gt(0.0).where_(&x[0], &x[0].full_like(2))), [1.0, 0.0]);
     assert_eq!(at(&[nan, 1.0], &|x| x[0].masked_fill(&x[0].isnan(), 0)), [0.0, 1.0]);
-    assert_eq!(at(&[2.0, 2.0, 2.0], &|x| x[0].std(0, 1, false)), [0.0; 3]);
+    assert_eq!(at(&[2.0, 2.0, 2.0], &|x| x[0].std(0, 1)), [0.0; 3]);
     assert_eq!(at(&[2.0, -2.0, 1.0, 2.0], &|x| x[0].amax(0)), [0.5, 0.0, 0.0, 0.5]);
     for p in [0.0, 0.5, 1.0, 2.0, 3.0, -1.0, f64::INFINITY, f64::NEG_INFINITY] {
-        assert_eq!(at(&[0.0, 0.0], &|x| x[0].norm(0, p, false)), [0.0, 0.0], "p = {p}");
+        assert_eq!(at(&[0.0, 0.0], &|x| x[0].norm(0, p)), [0.0, 0.0], "p = {p}");
     }
-    assert_eq!(at(&[0.0, -2.0], &|x| x[0].norm(0, 1.0, false)), [0.0, -1.0]);
-    assert_eq!(at(&[2.0, -2.0, 1.0], &|x| x[0].norm(0, f64::INFINITY, false)), [0.5, -0.5, 0.0]);
-    assert_eq!(at(&[0.0, 3.0], &|x| x[0].norm(0, -1.0, false)), [0.0, 0.0]);
+    assert_eq!(at(&[0.0, -2.0], &|x| x[0].norm(0, 1.0)), [0.0, -1.0]);
+    assert_eq!(at(&[2.0, -2.0, 1.0], &|x| x[0].norm(0, f64::INFINITY)), [0.5, -0.5, 0.0]);
+    assert_eq!(at(&[0.0, 3.0], &|x| x[0].norm(0, -1.0)), [0.0, 0.0]);
     assert_eq!(at(&[f64::NEG_INFINITY, 0.0], &|x| x[0].logsumexp(0)), [0.0, 1.0]);
 }

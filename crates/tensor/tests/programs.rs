@@ -79,7 +79,7 @@ fn apply(step: Step, a: &Tensor, b: &Tensor) -> Option<Tensor> {
         19 if rank > 0 => float(a).softmax(axis),
         20 if rank > 0 => a.to_dtype(DType::F64).cumsum(axis),
         21 if some => a.to_dtype(DType::F32).argmax(axis),
-        22 => p.to_dtype(DType::Bool).select(&p.to_dtype(DType::F32), &q.to_dtype(DType::F32)),
+        22 => p.to_dtype(DType::Bool).where_(&p.to_dtype(DType::F32), &q.to_dtype(DType::F32)),
         23 if rank < 3 => a.unsqueeze(0).broadcast_to([&[2][..], &a.shape()[..]].concat()),
         24 => float(a).neg().sum(()),
         25 if rank > 0 => (float(&p) * float(&q)).sum(0),
@@ -87,7 +87,7 @@ fn apply(step: Step, a: &Tensor, b: &Tensor) -> Option<Tensor> {
         27 if rank > 0 && a.numel() > 0 => {
             let last = a.to_dtype(DType::F32).reshape([-1, a.dim(-1) as isize]).sum(0).requires_grad();
             let x = a.to_dtype(DType::F32).requires_grad();
-            let y = x.layer_norm(1, Some(&last), Some(&last), 1e-5);
+            let y = x.layer_norm(last.shape(), Some(&last), Some(&last), 1e-5);
             let gradients = (&y * &y).sum(()).backward();
             gradients.get(&x)?.clone() + gradients.get(&last)?.clone() + y.detach()
         }

@@ -150,7 +150,7 @@ fn backward_from_eight_threads_on_shared_leaves() {
         for _ in 0..20 {
             h = (h.matmul(w) + b).tanh() * shared;
         }
-        let grads = h.square().mean(()).differentiate().keep().run();
+        let grads = h.square().mean(()).differentiate().retain_graph().run();
         (bits(grads.get(w).unwrap()), bits(grads.get(b).unwrap()))
     };
     let want: Vec<_> = (0..THREADS).map(|k| one(&w, &b, &shared, k)).collect();

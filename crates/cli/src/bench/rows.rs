@@ -32,11 +32,11 @@ fn softmax_backward(s: &Setup) -> Work {
 
 /// layer norm of each row, x[8192, 1024] with weight and bias
 fn layer_norm(s: &Setup) -> Work {
-    Work::moving(norm_inputs(s), |[x, w, b]| vec![x.layer_norm(1, Some(w), Some(b), EPS)])
+    Work::moving(norm_inputs(s), |[x, w, b]| vec![x.layer_norm(w.shape(), Some(w), Some(b), EPS)])
 }
 
 fn layer_norm_backward(s: &Setup) -> Work {
-    forward_backward(s, norm_inputs(s), |[x, w, b]| x.layer_norm(1, Some(w), Some(b), EPS))
+    forward_backward(s, norm_inputs(s), |[x, w, b]| x.layer_norm(w.shape(), Some(w), Some(b), EPS))
 }
 
 /// mean cross entropy of x[2048, 8192], backward

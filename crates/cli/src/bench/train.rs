@@ -57,7 +57,7 @@ fn gpt(s: &Setup, size: &'static GptSize) -> Work {
     let vocabulary = s.n(size.vocabulary);
     let ids = s.classes(vocabulary, [s.n(size.batch), s.n(size.context)]);
     let target = s.device.persistent(|| ids.roll(&[-1], &[1]).reshape([-1]));
-    trainer(Gpt::new(s, size), Adam::new(1e-3).decay(1e-2), target, move |model| {
+    trainer(Gpt::new(s, size), Adam::new(1e-3).weight_decay(1e-2), target, move |model| {
         let logits = model.forward(&ids, size.products);
         logits.reshape([-1, vocabulary as isize]).to_dtype(DType::F32)
     })

@@ -147,10 +147,10 @@ impl Recipe for CharGpt {
     }
 
     fn optimizer(&self) -> Adam {
-        Adam::new(self.rate(0)).decay(1e-1)
+        Adam::new(self.lr(0)).weight_decay(1e-1)
     }
 
-    fn rate(&self, step: u64) -> f64 {
+    fn lr(&self, step: u64) -> f64 {
         // Rises for a hundred steps, then falls slowly.
         let rise = ((step + 1) as f64 / 100.0).min(1.0);
         1e-3 * rise / (1.0 + step as f64 / 2000.0)

@@ -62,10 +62,10 @@ impl Recipe for Digits {
     }
 
     fn optimizer(&self) -> Adam {
-        Adam::new(self.rate(0)).decay(1e-2)
+        Adam::new(self.lr(0)).weight_decay(1e-2)
     }
 
-    fn rate(&self, step: u64) -> f64 {
+    fn lr(&self, step: u64) -> f64 {
         3e-3 / (1.0 + step as f64 / 400.0)
     }
 

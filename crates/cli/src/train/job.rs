@@ -101,7 +101,7 @@ pub trait Recipe {
     fn optimizer(&self) -> Adam;
 
     /// The learning rate of a step. It depends on the step alone, so that a longer run begins as a shorter one did.
-    fn rate(&self, step: u64) -> f64;
+    fn lr(&self, step: u64) -> f64;
 
     /// The samples of a step's global batch.
     fn batch(&self, step: u64) -> Vec<u32>;
@@ -352,7 +352,7 @@ fn advance<R: Recipe>(
     }
     let mut loss = None;
     for (worker, round) in workers.iter_mut().zip(rounds) {
-        worker.optimizer.rate = recipe.rate(step);
+        worker.optimizer.lr = recipe.lr(step);
         let stepped = round.step(&mut worker.model, &mut worker.optimizer)?;
         loss = loss.or(Some(stepped.loss));
         if syncs.len() > 1 {

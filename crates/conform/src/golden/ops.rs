@@ -30,7 +30,7 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         "logical_or" => one(x.logical_or(input(1)?)),
         "logical_xor" => one(x.logical_xor(input(1)?)),
         "logical_not" => one(x.logical_not()),
-        "where" => one(x.select(input(1)?, input(2)?)),
+        "where" => one(x.where_(input(1)?, input(2)?)),
         "masked_fill" => one(x.masked_fill(input(1)?, a.number("value").must("value")?)),
         "to_dtype" => one(x.to_dtype(a.dtype("dtype").must("dtype")?)),
 
@@ -43,11 +43,22 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         "any" => one(like_byte(x, if keep(a)? { x.any_keepdim(axes(a)?) } else { x.any(axes(a)?) })),
         "all" => one(like_byte(x, if keep(a)? { x.all_keepdim(axes(a)?) } else { x.all(axes(a)?) })),
         "logsumexp" => one(if keep(a)? { x.logsumexp_keepdim(axes(a)?) } else { x.logsumexp(axes(a)?) }),
-        "var" => one(x.var(axes(a)?, a.real("correction")?.unwrap_or(1.0), keep(a)?)),
-        "std" => one(x.std(axes(a)?, a.real("correction")?.unwrap_or(1.0), keep(a)?)),
-        "norm" => one(x.norm(axes(a)?, a.real("p")?.unwrap_or(2.0), keep(a)?)),
-        "argmax" => one(if keep(a)? { x.argmax_keepdim(a.int("dim")?) } else { x.argmax(a.int("dim")?) }),
-        "argmin" => one(if keep(a)? { x.argmin_keepdim(a.int("dim")?) } else { x.argmin(a.int("dim")?) }),
+        "var" => one(if keep(a)? {
+            x.var_keepdim(axes(a)?, correction(a)?)
+        } else {
+            x.var(axes(a)?, correction(a)?)
+        }),
+        "std" => one(if keep(a)? {
+            x.std_keepdim(axes(a)?, correction(a)?)
+        } else {
+            x.std(axes(a)?, correction(a)?)
+        }),
+        "norm" => {
+            let p = a.real("p")?.unwrap_or(2.0);
+            one(if keep(a)? { x.norm_keepdim(axes(a)?, p) } else { x.norm(axes(a)?, p) })
+        }
+        "argmax" => one(if keep(a)? { x.argmax_keepdim(axes(a)?) } else { x.argmax(axes(a)?) }),
+        "argmin" => one(if keep(a)? { x.argmin_keepdim(axes(a)?) } else { x.argmin(axes(a)?) }),
         "cumsum" => one(x.cumsum(a.int("dim").must("dim")?)),
         "cumprod" => one(x.cumprod(a.int("dim").must("dim")?)),
 
@@ -129,12 +140,12 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         "softmax" => one(x.softmax(a.int("dim").must("dim")?)),
         "log_softmax" => one(x.log_softmax(a.int("dim").must("dim")?)),
         "layer_norm" => {
-            let axes = normalized_axes(a, inputs)?;
-            one(x.layer_norm(axes, inputs.get(1), inputs.get(2), a.real("eps")?.unwrap_or(1e-5)))
+            let shape = normalized_shape(a, inputs)?;
+            one(x.layer_norm(shape, inputs.get(1), inputs.get(2), a.real("eps")?.unwrap_or(1e-5)))
         }
         "rms_norm" => {
-            let axes = normalized_axes(a, inputs)?;
-            one(x.rms_norm(axes, inputs.get(1), a.real("eps")?.unwrap_or(f32::EPSILON as f64)))
+            let shape = normalized_shape(a, inputs)?;
+            one(x.rms_norm(shape, inputs.get(1), a.real("eps")?.unwrap_or(f32::EPSILON as f64)))
         }
         "batch_norm" => one(x.batch_norm(inputs.get(1), inputs.get(2), a.real("eps")?.unwrap_or(1e-5))),
         "group_norm" => {
@@ -235,7 +246,7 @@ fn embedding(weight: &Tensor, ids: &Tensor, padding: Option<isize>) -> Tensor {
     let Some(padding) = padding else { return weight.embedding(ids) };
     let padding = if padding < 0 { padding + weight.dim(0) as isize } else { padding };
     let still = ids.eq(padding as i64).unsqueeze(-1);
-    still.select(&weight.detach().embedding(ids), &weight.embedding(ids))
+    still.where_(&weight.detach().embedding(ids), &weight.embedding(ids))
 }
 
 fn one_hot(x: &Tensor, classes: isize) -> Result<Tensor, String> {

@@ -2,7 +2,7 @@
 
 use super::attrs::{Attrs, Must};
 use kiln_tensor::{
-    Axes, ClassOptions, ConvOptions, Extents, Number, PadMode, Padding, PoolOptions, Reduction, Tensor,
+    Axes, ClassOptions, ConvOptions, Extents, Number, PadMode, Padding, PoolOptions, Reduction, Shape, Tensor,
 };
 
 pub(super) fn keep(a: &Attrs) -> Result<bool, String> {
@@ -11,6 +11,10 @@ pub(super) fn keep(a: &Attrs) -> Result<bool, String> {
 
 pub(super) fn dim(a: &Attrs, default: isize) -> Result<isize, String> {
     Ok(a.int("dim")?.unwrap_or(default))
+}
+
+pub(super) fn correction(a: &Attrs) -> Result<f64, String> {
+    Ok(a.real("correction")?.unwrap_or(1.0))
 }
 
 /// `dims` or `dim`; all axes if neither is there.
@@ -68,10 +72,10 @@ pub(super) fn conv(a: &Attrs) -> Result<ConvOptions, String> {
 
 pub(super) fn pool(a: &Attrs) -> Result<PoolOptions, String> {
     let mut options = PoolOptions::default()
-        .ceil(a.flag("ceil_mode")?.unwrap_or(false))
-        .count_padding(a.flag("count_include_pad")?.unwrap_or(true));
+        .ceil_mode(a.flag("ceil_mode")?.unwrap_or(false))
+        .count_include_pad(a.flag("count_include_pad")?.unwrap_or(true));
     options.stride = extents(a, "stride")?;
-    options.divisor = a.size("divisor_override")?;
+    options.divisor_override = a.size("divisor_override")?;
     if let Some(padding) = extents(a, "padding")? {
         options = options.padding(padding);
     }
@@ -90,11 +94,11 @@ pub(super) fn output_size(x: &Tensor, a: &Attrs, n: usize) -> Result<Extents, St
     Ok(Extents::from(&(0..n).map(size).collect::<Vec<_>>()[..]))
 }
 
-/// How many last axes are normalised: those of the weight where no shape is stated, else one.
-pub(super) fn normalized_axes(a: &Attrs, inputs: &[Tensor]) -> Result<usize, String> {
+/// The shape that is normalised: that of the weight where none is stated, else the last axis.
+pub(super) fn normalized_shape(a: &Attrs, inputs: &[Tensor]) -> Result<Shape, String> {
     Ok(match a.sizes("normalized_shape")? {
-        Some(shape) => shape.len(),
-        None => inputs.get(1).map_or(1, Tensor::rank),
+        Some(shape) => shape.into(),
+        None => inputs.get(1).map_or_else(|| inputs[0].dim(-1).into(), Tensor::shape),
     })
 }
 
@@ -108,11 +112,16 @@ pub(super) fn reduction(a: &Attrs) -> Result<Reduction, String> {
 }
 
 pub(super) fn classes(a: &Attrs, inputs: &[Tensor]) -> Result<ClassOptions, String> {
-    let ignore = match a.number("ignore_index")? {
+    let ignore_index = match a.number("ignore_index")? {
         Some(Number::Int(ignore)) => ignore,
         Some(Number::Float(ignore)) => return Err(format!("attribute `ignore_index` is {ignore}")),
         None => -100,
     };
     let label_smoothing = a.real("label_smoothing")?.unwrap_or(0.0);
-    Ok(ClassOptions { reduction: reduction(a)?, label_smoothing, ignore, weight: inputs.get(2).cloned() })
+    Ok(ClassOptions {
+        reduction: reduction(a)?,
+        label_smoothing,
+        ignore_index,
+        weight: inputs.get(2).cloned(),
+    })
 }

@@ -674,7 +674,7 @@ impl Work {
     }
 
     fn reduced(&self, inner: &Inner, mut sums: Vec<Tensor>) -> Result<Reduced, Error> {
-        let loss = sums.pop().map(|loss| loss.reshape([0isize; 0])).ok_or(Error::Early)?;
+        let loss = sums.pop().map(|loss| loss.reshape(())).ok_or(Error::Early)?;
         let mut reduced = Reduced { gradients: Gradients::default(), loss, unused: Vec::new() };
         self.words.iter().for_each(|word| reduced.gradients.require(word.clone()));
         for (entry, sum) in sums.into_iter().enumerate() {

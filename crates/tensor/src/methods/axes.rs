@@ -34,6 +34,16 @@ impl Axes {
         }
     }
 
+    /// The one axis of a reduction that knows no more, counted from the start; `None` for all of `x` as if it were flat.
+    #[track_caller]
+    pub(super) fn single(&self, op: &str, x: &Tensor) -> Option<usize> {
+        match self.0.as_deref() {
+            None | Some([]) => None,
+            Some(&[axis]) => Some(x.any_axis(op, axis)),
+            Some(axes) => panic!("{op}: axes {axes:?} of shape {:?}: one axis, or () for all", x.shape()),
+        }
+    }
+
     /// The axes in the order given, counted from the start.
     #[track_caller]
     pub(super) fn list(&self, op: &str, x: &Tensor) -> SmallVec<[usize; 8]> {

@@ -29,13 +29,13 @@ impl Tensor {
     /// ```
     /// # use kiln_tensor::*;
     /// let x = Tensor::from_slice(&[-1.0f32, 4.0], [2], &Device::cpu());
-    /// let y = x.gt(0.0).select(&x.sqrt(), &x);
+    /// let y = x.gt(0.0).where_(&x.sqrt(), &x);
     /// assert_eq!(y.to_vec::<f32>().unwrap(), [-1.0, 2.0]);
     /// ```
     #[doc(alias("where"))]
     #[track_caller]
-    pub fn select(&self, a: &Tensor, b: &Tensor) -> Tensor {
-        let _method = method("select");
+    pub fn where_(&self, a: &Tensor, b: &Tensor) -> Tensor {
+        let _method = method("where_");
         let dtype = b.meet(a).1;
         Tensor::one(Op::Select, &[self, &a.to_dtype(dtype), &b.to_dtype(dtype)])
     }
@@ -69,7 +69,7 @@ impl Tensor {
                 (x.gt(min).bitwise_and(x.lt(max)), x.detach().maximum(min).minimum(max))
             }
         };
-        inside.select(&x, &bounded)
+        inside.where_(&x, &bounded)
     }
 
     /// A fixed power. The half powers are roots, so that they are NaN below 0, -inf included; small whole ones are
@@ -93,7 +93,7 @@ impl Tensor {
     #[track_caller]
     pub fn leaky_relu(&self, slope: f64) -> Tensor {
         let _method = method("leaky_relu");
-        self.gt(0).select(self, &(self * slope))
+        self.gt(0).where_(self, &(self * slope))
     }
 
     /// x where it is positive, else `alpha * (exp(x) - 1)`.
@@ -103,7 +103,7 @@ impl Tensor {
         let positive = self.gt(0);
         // A large x would overflow in the branch that is not taken.
         let safe = self.masked_fill(&positive, 0);
-        positive.select(self, &(safe.expm1() * alpha))
+        positive.where_(self, &(safe.expm1() * alpha))
     }
 
     /// `log(1 + exp(beta * x)) / beta`, and x itself where `beta * x` is above `threshold`.
@@ -113,7 +113,7 @@ impl Tensor {
         let scaled = self * beta;
         let linear = scaled.gt(threshold);
         let safe = scaled.masked_fill(&linear, 0);
-        linear.select(self, &(safe.exp().log1p() / beta))
+        linear.where_(self, &(safe.exp().log1p() / beta))
     }
 
     /// Whether both are not 0.

@@ -93,7 +93,7 @@ fn scatter(
     let fits = want.len() == have.len() && want.iter().zip(&have[..]).all(|(want, have)| want <= have);
     assert!(fits, "{name}: the source has shape {have:?}, the indices {want:?}");
     for (axis, &extent) in want.iter().enumerate() {
-        source = super::cut::cut(&source, axis, 0, extent, 1);
+        source = super::slice::slice(&source, axis, 0, extent, 1);
     }
     Tensor::one(Op::Scatter { kind, axis }, &[&x.lifted(), &index, &source]).reshape(x.shape())
 }

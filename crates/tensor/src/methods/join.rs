@@ -1,7 +1,7 @@
 //! Several tensors into one, one into several, and one many times over.
 
 use super::Axes;
-use super::cut::cut;
+use super::slice::slice;
 use crate::{Shape, Tensor};
 use kiln_device::method;
 use kiln_ir::{Move, Op, promote};
@@ -67,7 +67,7 @@ impl Tensor {
         let count = extent.div_ceil(size.max(1)).max(1);
         let mut pieces = Vec::with_capacity(count);
         for i in 0..count {
-            pieces.push(cut(self, at, i * size, ((i + 1) * size).min(extent), 1));
+            pieces.push(slice(self, at, i * size, ((i + 1) * size).min(extent), 1));
         }
         pieces
     }
@@ -83,7 +83,7 @@ impl Tensor {
         let mut pieces = Vec::with_capacity(sizes.len());
         let mut start = 0;
         for size in sizes {
-            pieces.push(cut(self, at, start, start + size, 1));
+            pieces.push(slice(self, at, start, start + size, 1));
             start += size;
         }
         pieces
@@ -138,7 +138,7 @@ impl Tensor {
             }
             let first = extent - shift.rem_euclid(extent as isize) as usize;
             if first < extent {
-                let (head, tail) = (cut(&out, axis, 0, first, 1), cut(&out, axis, first, extent, 1));
+                let (head, tail) = (slice(&out, axis, 0, first, 1), slice(&out, axis, first, extent, 1));
                 out = Tensor::cat(&[tail, head], axis as isize);
             }
         }

@@ -29,15 +29,15 @@ impl Tensor {
     /// a row.
     #[doc(alias("mm", "matmul"))]
     #[track_caller]
-    pub fn dot_t(&self, other: &Tensor) -> Tensor {
-        let _method = method("dot_t");
+    pub fn matmul_t(&self, other: &Tensor) -> Tensor {
+        let _method = method("matmul_t");
         assert!(
             self.rank() > 0 && other.rank() > 1,
-            "dot_t: shapes {:?} and {:?}: both operands are matrices",
+            "matmul_t: shapes {:?} and {:?}: both operands are matrices",
             self.shape(),
             other.shape()
         );
-        fit("dot_t", self, other, other.dim(-1));
+        fit("matmul_t", self, other, other.dim(-1));
         let (a, b) = met(self, other);
         product(&a, &b, true, false)
     }
@@ -59,7 +59,7 @@ impl Tensor {
             "linear: {given} inputs where {inputs} are expected (input {:?}, weight {shape:?})",
             self.shape()
         );
-        let y = if rank == 1 { self.matmul(weight) } else { self.dot_t(weight) };
+        let y = if rank == 1 { self.matmul(weight) } else { self.matmul_t(weight) };
         match bias {
             Some(bias) => y + bias,
             None => y,

@@ -23,14 +23,14 @@ pub struct ClassOptions {
     /// The part of each target that is spread evenly over all classes; of cross entropy only.
     pub label_smoothing: f64,
     /// A target that is left out, and does not count in the mean.
-    pub ignore: i64,
+    pub ignore_index: i64,
     /// A weight for each class.
     pub weight: Option<Tensor>,
 }
 
 impl Default for ClassOptions {
     fn default() -> ClassOptions {
-        ClassOptions { reduction: Reduction::Mean, label_smoothing: 0.0, ignore: -100, weight: None }
+        ClassOptions { reduction: Reduction::Mean, label_smoothing: 0.0, ignore_index: -100, weight: None }
     }
 }
 
@@ -170,7 +170,7 @@ fn along(weight: &Tensor, log: &Tensor, axis: usize) -> Tensor {
 /// Which targets count, and how much each: nothing where all count as 1.
 #[track_caller]
 fn counted(target: &Tensor, options: &ClassOptions) -> (Tensor, Tensor) {
-    let valid = target.ne(options.ignore);
+    let valid = target.ne(options.ignore_index);
     let counts = match &options.weight {
         Some(weight) => {
             let safe = target.masked_fill(&valid.logical_not(), 0);

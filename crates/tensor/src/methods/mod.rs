@@ -5,10 +5,10 @@
 //! not after. What does not fit panics at the caller's line.
 
 mod axes;
-mod cut;
 mod join;
 mod pad;
 mod shape;
+mod slice;
 
 mod elementwise;
 mod reduce;
@@ -27,8 +27,8 @@ mod resize;
 
 pub use axes::{Axes, Dimensions, Extents};
 pub use conv::{ConvOptions, Padding};
-pub use cut::{Cut, Cuts, by};
 pub use loss::{ClassOptions, Reduction};
 pub use pad::PadMode;
 pub use pool::PoolOptions;
 pub use resize::Interpolate;
+pub use slice::{TensorIndex, TensorIndices, step_by};

@@ -22,19 +22,26 @@ impl Tensor {
         Tensor::one(Op::Named(Named::LogSoftmax { axis }), &[&self.lifted()]).reshape(self.shape())
     }
 
-    /// Normalised over the last `axes` axes to mean 0 and variance 1, then scaled and shifted by weights of those
-    /// axes' shape. `eps` is added to the variance.
+    /// Normalised over its last axes, which have the shape `normalized_shape`, to mean 0 and variance 1, then scaled and
+    /// shifted by weights of that shape. `eps` is added to the variance.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let x = Tensor::randn([2, 3, 4], &Device::cpu());
+    /// let rows = x.layer_norm(4, None, None, 1e-5); // each row of 4
+    /// let planes = x.layer_norm([3, 4], None, None, 1e-5); // each plane of 3 by 4
+    /// ```
     #[track_caller]
     pub fn layer_norm(
         &self,
-        axes: usize,
+        normalized_shape: impl Into<Shape>,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Tensor {
         let _method = method("layer_norm");
-        let op =
-            Op::Named(Named::LayerNorm { axes: last_axes("layer_norm", self, axes), eps: Real::new(eps) });
+        let axes = last_axes("layer_norm", self, normalized_shape.into());
+        let op = Op::Named(Named::LayerNorm { axes, eps: Real::new(eps) });
         let dtype = self.dtype();
         let (weight, bias) = (weight.map(|w| w.to_dtype(dtype)), bias.map(|b| b.to_dtype(dtype)));
         match (weight, bias) {
@@ -45,12 +52,13 @@ impl Tensor {
         }
     }
 
-    /// Divided by the root mean square of the last `axes` axes, then scaled by a weight of those axes' shape. `eps` is
-    /// added to the mean square.
+    /// Divided by the root mean square of its last axes, which have the shape `normalized_shape`, then scaled by a weight
+    /// of that shape. `eps` is added to the mean square.
     #[track_caller]
-    pub fn rms_norm(&self, axes: usize, weight: Option<&Tensor>, eps: f64) -> Tensor {
+    pub fn rms_norm(&self, normalized_shape: impl Into<Shape>, weight: Option<&Tensor>, eps: f64) -> Tensor {
         let _method = method("rms_norm");
-        let op = Op::Named(Named::RmsNorm { axes: last_axes("rms_norm", self, axes), eps: Real::new(eps) });
+        let axes = last_axes("rms_norm", self, normalized_shape.into());
+        let op = Op::Named(Named::RmsNorm { axes, eps: Real::new(eps) });
         match weight {
             Some(weight) => Tensor::one(op, &[self, &weight.to_dtype(self.dtype())]),
             None => Tensor::one(op, &[self]),
@@ -72,7 +80,7 @@ impl Tensor {
         assert!(fits, "group_norm: the channels of shape {shape:?} do not fall into {groups} groups");
         let part = shape[1..].iter().product::<usize>() / groups;
         let x = self.widened();
-        let y = x.reshape([shape[0], groups, part]).layer_norm(1, None, None, eps).reshape(shape);
+        let y = x.reshape([shape[0], groups, part]).layer_norm(part, None, None, eps).reshape(shape);
         by_channel("group_norm", y, weight, bias).to_dtype(self.dtype())
     }
 
@@ -136,7 +144,7 @@ impl Tensor {
                 let device = mask.value.device();
                 let (seen, hidden) =
                     (Tensor::full([], 0, dtype, device), Tensor::full([], f64::NEG_INFINITY, dtype, device));
-                Some(mask.select(&seen, &hidden))
+                Some(mask.where_(&seen, &hidden))
             }
             Some(mask) => Some(mask.to_dtype(dtype)),
             None => None,
@@ -166,10 +174,13 @@ impl Tensor {
     }
 }
 
+/// How many last axes of `x` have this shape.
 #[track_caller]
-fn last_axes(name: &str, x: &Tensor, axes: usize) -> u8 {
-    assert!((1..=x.rank()).contains(&axes), "{name}: the last {axes} axes of shape {:?}", x.shape());
-    axes as u8
+fn last_axes(name: &str, x: &Tensor, normalized: Shape) -> u8 {
+    let shape = x.shape();
+    let fits = !normalized.is_empty() && shape.ends_with(&normalized);
+    assert!(fits, "{name}: shape {shape:?} does not end with the normalized shape {normalized:?}");
+    normalized.len() as u8
 }
 
 /// `y * weight + bias` with one of each for a channel.

@@ -1,6 +1,6 @@
 //! Growing a tensor at its edges, and blanking parts of matrices.
 
-use super::cut::cut;
+use super::slice::slice;
 use crate::{DType, Tensor};
 use kiln_device::method;
 use kiln_ir::{Binary, Op};
@@ -38,7 +38,7 @@ impl Tensor {
                 "pad: {pair:?} cuts more than there is off axis {axis} of shape {:?}",
                 self.shape()
             );
-            out = cut(&out, axis, off(pair[0]), extent - off(pair[1]), 1);
+            out = slice(&out, axis, off(pair[0]), extent - off(pair[1]), 1);
             let [low, high] = [pair[0], pair[1]].map(|n| n.max(0) as usize);
             if low + high > 0 {
                 out = grown(&out, axis, low, high, mode);
@@ -83,15 +83,15 @@ fn grown(x: &Tensor, axis: usize, low: usize, high: usize, mode: PadMode) -> Ten
             (stretched(x, &value, axis, low), stretched(x, &value, axis, high))
         }
         PadMode::Reflect => (
-            cut(x, axis, 1.min(extent), (low + 1).min(extent), 1).flip(axis),
-            cut(x, axis, most - high, most, 1).flip(axis),
+            slice(x, axis, 1.min(extent), (low + 1).min(extent), 1).flip(axis),
+            slice(x, axis, most - high, most, 1).flip(axis),
         ),
         PadMode::Replicate => {
             let (first, last) =
-                (cut(x, axis, 0, 1.min(extent), 1), cut(x, axis, extent.saturating_sub(1), extent, 1));
+                (slice(x, axis, 0, 1.min(extent), 1), slice(x, axis, extent.saturating_sub(1), extent, 1));
             (stretched(x, &first, axis, low), stretched(x, &last, axis, high))
         }
-        PadMode::Circular => (cut(x, axis, extent - low, extent, 1), cut(x, axis, 0, high, 1)),
+        PadMode::Circular => (slice(x, axis, extent - low, extent, 1), slice(x, axis, 0, high, 1)),
     };
     match (low, high) {
         (0, _) => Tensor::cat(&[x, &after], axis as isize),
@@ -117,5 +117,5 @@ fn triangle(name: &str, x: &Tensor, diagonal: isize, keep: Binary) -> Tensor {
     let row = Tensor::create(Op::Iota { shape: [rows, 1].into(), dtype: DType::I64, axis: 0 }, device);
     let column = Tensor::create(Op::Iota { shape: [1, columns].into(), dtype: DType::I64, axis: 1 }, device);
     let kept = Tensor::one(Op::Binary(keep), &[&column, &(row + diagonal as i64)]);
-    kept.select(x, &x.constant(0))
+    kept.where_(x, &x.constant(0))
 }

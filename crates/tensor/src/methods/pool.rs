@@ -15,17 +15,24 @@ pub struct PoolOptions {
     /// Distance between the elements of a window; for maxima only.
     pub dilation: Extents,
     /// Whether a last window that is cut short counts.
-    pub ceil: bool,
+    pub ceil_mode: bool,
     /// For means: whether padding counts as elements.
-    pub count_padding: bool,
+    pub count_include_pad: bool,
     /// For means: what sums are divided by instead of the number of elements.
-    pub divisor: Option<usize>,
+    pub divisor_override: Option<usize>,
 }
 
 impl Default for PoolOptions {
     fn default() -> PoolOptions {
         let (padding, dilation) = (Extents::from(0), Extents::from(1));
-        PoolOptions { stride: None, padding, dilation, ceil: false, count_padding: true, divisor: None }
+        PoolOptions {
+            stride: None,
+            padding,
+            dilation,
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor_override: None,
+        }
     }
 }
 
@@ -46,18 +53,18 @@ impl PoolOptions {
     }
 
     /// With a last window that is cut short, or without.
-    pub fn ceil(self, ceil: bool) -> PoolOptions {
-        PoolOptions { ceil, ..self }
+    pub fn ceil_mode(self, ceil_mode: bool) -> PoolOptions {
+        PoolOptions { ceil_mode, ..self }
     }
 
     /// With padding counted as elements of a mean, or not.
-    pub fn count_padding(self, count_padding: bool) -> PoolOptions {
-        PoolOptions { count_padding, ..self }
+    pub fn count_include_pad(self, count_include_pad: bool) -> PoolOptions {
+        PoolOptions { count_include_pad, ..self }
     }
 
     /// With sums divided by this number.
-    pub fn divisor(self, divisor: usize) -> PoolOptions {
-        PoolOptions { divisor: Some(divisor), ..self }
+    pub fn divisor_override(self, divisor: usize) -> PoolOptions {
+        PoolOptions { divisor_override: Some(divisor), ..self }
     }
 }
 
@@ -117,11 +124,11 @@ fn average(name: &str, n: usize, x: &Tensor, kernel: Extents, options: &PoolOpti
     let pool = geometry(name, n, &x, kernel, &PoolOptions { dilation: Extents::from(1), ..*options });
     let wide = x.widened();
     let sums = Tensor::one(Op::Pool { kind: PoolKind::Sum, pool }, &[&wide]);
-    let means = match options.divisor {
+    let means = match options.divisor_override {
         Some(divisor) => sums / divisor,
         None => {
             let counts: Vec<Vec<f64>> = (0..n)
-                .map(|i| counts(&pool, i, x.shape()[i + 2], sums.shape()[i + 2], options.count_padding))
+                .map(|i| counts(&pool, i, x.shape()[i + 2], sums.shape()[i + 2], options.count_include_pad))
                 .collect();
             divided(sums, &counts, x.value.device())
         }
@@ -224,7 +231,7 @@ fn geometry(name: &str, n: usize, x: &Tensor, kernel: Extents, options: &PoolOpt
     let low = options.padding.resolve(name, "padding", n, 0);
     let dilation = options.dilation.resolve(name, "dilation", n, 1);
     let mut high = low;
-    for i in (0..n).filter(|_| options.ceil) {
+    for i in (0..n).filter(|_| options.ceil_mode) {
         if kernel[i] == 0 || stride[i] == 0 {
             continue;
         }

@@ -60,34 +60,34 @@ fn summable(x: &Tensor) -> Tensor {
 }
 
 impl Tensor {
-    /// The i64 index of the first largest element along an axis, or in the flattened tensor for `None`. NaN counts as
+    /// The i64 index of the first largest element along an axis, or in the flattened tensor for `()`. NaN counts as
     /// largest.
     #[track_caller]
-    pub fn argmax(&self, axis: impl Into<Option<isize>>) -> Tensor {
+    pub fn argmax(&self, axes: impl Into<Axes>) -> Tensor {
         let _method = method("argmax");
-        arg(ReduceKind::ArgMax, "argmax", self, axis.into(), false)
+        arg(ReduceKind::ArgMax, "argmax", self, &axes.into(), false)
     }
 
     /// Like [`Tensor::argmax`], with the reduced axes kept as 1.
     #[track_caller]
-    pub fn argmax_keepdim(&self, axis: impl Into<Option<isize>>) -> Tensor {
+    pub fn argmax_keepdim(&self, axes: impl Into<Axes>) -> Tensor {
         let _method = method("argmax_keepdim");
-        arg(ReduceKind::ArgMax, "argmax", self, axis.into(), true)
+        arg(ReduceKind::ArgMax, "argmax_keepdim", self, &axes.into(), true)
     }
 
-    /// The i64 index of the first smallest element along an axis, or in the flattened tensor for `None`. NaN counts as
+    /// The i64 index of the first smallest element along an axis, or in the flattened tensor for `()`. NaN counts as
     /// smallest.
     #[track_caller]
-    pub fn argmin(&self, axis: impl Into<Option<isize>>) -> Tensor {
+    pub fn argmin(&self, axes: impl Into<Axes>) -> Tensor {
         let _method = method("argmin");
-        arg(ReduceKind::ArgMin, "argmin", self, axis.into(), false)
+        arg(ReduceKind::ArgMin, "argmin", self, &axes.into(), false)
     }
 
     /// Like [`Tensor::argmin`], with the reduced axes kept as 1.
     #[track_caller]
-    pub fn argmin_keepdim(&self, axis: impl Into<Option<isize>>) -> Tensor {
+    pub fn argmin_keepdim(&self, axes: impl Into<Axes>) -> Tensor {
         let _method = method("argmin_keepdim");
-        arg(ReduceKind::ArgMin, "argmin", self, axis.into(), true)
+        arg(ReduceKind::ArgMin, "argmin_keepdim", self, &axes.into(), true)
     }
 
     /// The sum of each element and all before it along an axis. Integers and bool are summed as i64.
@@ -106,12 +106,9 @@ impl Tensor {
 }
 
 #[track_caller]
-fn arg(kind: ReduceKind, name: &str, x: &Tensor, axis: Option<isize>, keep: bool) -> Tensor {
-    let (x, shape, at) = match axis {
-        Some(axis) => {
-            let at = x.any_axis(name, axis);
-            (x.lifted(), x.shape().reduced(AxisSet::one(at), keep), at)
-        }
+fn arg(kind: ReduceKind, name: &str, x: &Tensor, axes: &Axes, keep: bool) -> Tensor {
+    let (x, shape, at) = match axes.single(name, x) {
+        Some(at) => (x.lifted(), x.shape().reduced(AxisSet::one(at), keep), at),
         None => (x.reshape([x.numel()]), x.shape().reduced(AxisSet::all(x.rank()), keep), 0),
     };
     Tensor::one(Op::Reduce { kind, axes: AxisSet::one(at), keep: false }, &[&x]).reshape(shape)

@@ -20,7 +20,7 @@ impl Tensor {
             "narrow: {length} elements from {start} do not lie within axis {axis} of shape {:?}",
             self.shape()
         );
-        cut(self, at, from as usize, from as usize + length, 1)
+        slice(self, at, from as usize, from as usize + length, 1)
     }
 
     /// Every `step`-th element of `start..end` along an axis. Bounds count from the end if negative and are held to
@@ -30,7 +30,7 @@ impl Tensor {
         let _method = method("slice");
         let axis = self.axis("slice", axis);
         let (start, end) = bounds(self.shape()[axis], Some(start), Some(end));
-        cut(self, axis, start, end, step)
+        slice(self, axis, start, end, step)
     }
 
     /// A copy with every `step`-th element of `start..end` along an axis replaced by `value`, which broadcasts and
@@ -48,50 +48,62 @@ impl Tensor {
         Tensor::one(Op::Move(Move::Assign { axis: axis as u8, start, end, step }), &[self, &value])
     }
 
-    /// A part of the tensor: one [`Cut`] for each leading axis, as a tuple. An integer drops its axis, a range keeps
-    /// it, [`by`] adds a step.
+    /// The elements at one index of an axis, without that axis. A negative index counts from the end.
+    #[track_caller]
+    pub fn select(&self, axis: isize, index: isize) -> Tensor {
+        let _method = method("select");
+        let at = self.axis("select", axis);
+        let from = self.place("select", at, index);
+        slice(self, at, from, from + 1, 1).reshape(self.shape().removed(at))
+    }
+
+    /// A part of the tensor: one [`TensorIndex`] for each leading axis, as a tuple. An integer drops its axis, a range
+    /// keeps it, [`step_by`] adds a step.
     ///
     /// ```
     /// # use kiln_tensor::*;
     /// let x = Tensor::arange(0, 24, 1, &Device::cpu()).reshape([2, 3, 4]);
-    /// assert_eq!(x.get((-1, 1.., by(.., 2))).to_vec::<i64>().unwrap(), [16, 18, 20, 22]);
-    /// assert_eq!(x.get(0).shape()[..], [3, 4]);
+    /// assert_eq!(x.index((-1, 1.., step_by(.., 2))).to_vec::<i64>().unwrap(), [16, 18, 20, 22]);
+    /// assert_eq!(x.index(0).shape()[..], [3, 4]);
     /// ```
-    #[doc(alias("index", "slice", "__getitem__"))]
+    #[doc(alias("slice", "__getitem__"))]
     #[track_caller]
-    pub fn get(&self, cuts: impl Cuts) -> Tensor {
-        let _method = method("get");
+    pub fn index(&self, indices: impl TensorIndices) -> Tensor {
+        let _method = method("index");
         let (mut out, mut dropped) = (self.clone(), AxisSet::default());
-        let cuts = cuts.list();
-        assert!(cuts.len() <= self.rank(), "get: {} cuts of shape {:?}", cuts.len(), self.shape());
-        for (axis, part) in cuts.into_iter().enumerate() {
-            let extent = self.shape()[axis];
+        let indices = indices.list();
+        assert!(indices.len() <= self.rank(), "index: {} indices of shape {:?}", indices.len(), self.shape());
+        for (axis, part) in indices.into_iter().enumerate() {
             match part {
-                Cut::At(index) => {
-                    let at = if index < 0 { index + extent as isize } else { index };
-                    let fits = (0..extent as isize).contains(&at);
-                    assert!(
-                        fits,
-                        "get: index {index} is out of range for axis {axis} of shape {:?}",
-                        self.shape()
-                    );
-                    out = cut(&out, axis, at as usize, at as usize + 1, 1);
+                TensorIndex::At(index) => {
+                    let at = self.place("index", axis, index);
+                    out = slice(&out, axis, at, at + 1, 1);
                     dropped = dropped.with(axis);
                 }
-                Cut::Range { start, end, step } => {
-                    let (start, end) = bounds(extent, start, end);
-                    out = cut(&out, axis, start, end, step);
+                TensorIndex::Slice { start, end, step } => {
+                    let (start, end) = bounds(self.shape()[axis], start, end);
+                    out = slice(&out, axis, start, end, step);
                 }
             }
         }
         let shape = out.shape().reduced(dropped, false);
         out.reshape(shape)
     }
+
+    /// An index of an axis, counted from the start.
+    #[track_caller]
+    fn place(&self, op: &str, axis: usize, index: isize) -> usize {
+        let extent = self.shape()[axis] as isize;
+        let at = if index < 0 { index + extent } else { index };
+        let fits = (0..extent).contains(&at);
+        assert!(fits, "{op}: index {index} is out of range for axis {axis} of shape {:?}", self.shape());
+        at as usize
+    }
 }
 
 /// `start..end` by `step`, which lie within the axis.
 #[track_caller]
-pub(super) fn cut(x: &Tensor, axis: usize, start: usize, end: usize, step: usize) -> Tensor {
+pub(super) fn slice(x: &Tensor, axis: usize, start: usize, end: usize, step: usize) -> Tensor {
     if (start, end, step) == (0, x.shape()[axis], 1) {
         return x.clone();
     }
@@ -110,11 +122,11 @@ fn bounds(extent: usize, start: Option<isize>, end: Option<isize>) -> (usize, us
 
 /// What is taken of an axis.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Cut {
+pub enum TensorIndex {
     /// One index; the axis is dropped. Negative ones count from the end.
     At(isize),
     /// Every `step`-th element of a range, with Python's meaning of negative and missing bounds.
-    Range {
+    Slice {
         /// First index.
         start: Option<isize>,
         /// One past the last index.
@@ -129,40 +141,42 @@ pub enum Cut {
 /// # Panics
 /// If the step is 0, or `range` is a single index.
 #[track_caller]
-pub fn by(range: impl Into<Cut>, step: usize) -> Cut {
-    assert!(step > 0, "by: the step is 0");
+pub fn step_by(range: impl Into<TensorIndex>, step: usize) -> TensorIndex {
+    assert!(step > 0, "step_by: the step is 0");
     match range.into() {
-        Cut::Range { start, end, step: inner } => Cut::Range { start, end, step: inner * step },
-        Cut::At(index) => panic!("by: {index} is not a range"),
+        TensorIndex::Slice { start, end, step: inner } => {
+            TensorIndex::Slice { start, end, step: inner * step }
+        }
+        TensorIndex::At(index) => panic!("step_by: {index} is not a range"),
     }
 }
 
-/// One or several [`Cut`]s: an integer, a range, [`by`], or a tuple of those.
-pub trait Cuts {
-    /// The cuts, for the leading axes in order.
-    fn list(self) -> Vec<Cut>;
+/// One or several [`TensorIndex`]s: an integer, a range, [`step_by`], or a tuple of those.
+pub trait TensorIndices {
+    /// The indices, for the leading axes in order.
+    fn list(self) -> Vec<TensorIndex>;
 }
 
-impl Cuts for &[Cut] {
-    fn list(self) -> Vec<Cut> {
+impl TensorIndices for &[TensorIndex] {
+    fn list(self) -> Vec<TensorIndex> {
         self.to_vec()
     }
 }
 
-impl Cuts for Cut {
-    fn list(self) -> Vec<Cut> {
+impl TensorIndices for TensorIndex {
+    fn list(self) -> Vec<TensorIndex> {
         vec![self]
     }
 }
 
-impl From<RangeFull> for Cut {
-    fn from(_: RangeFull) -> Cut {
-        Cut::Range { start: None, end: None, step: 1 }
+impl From<RangeFull> for TensorIndex {
+    fn from(_: RangeFull) -> TensorIndex {
+        TensorIndex::Slice { start: None, end: None, step: 1 }
     }
 }
 
-impl Cuts for RangeFull {
-    fn list(self) -> Vec<Cut> {
+impl TensorIndices for RangeFull {
+    fn list(self) -> Vec<TensorIndex> {
         vec![self.into()]
     }
 }
@@ -172,35 +186,35 @@ fn past(end: isize) -> Option<isize> {
     if end == -1 { None } else { Some(end + 1) }
 }
 
-macro_rules! cuts {
+macro_rules! indices {
     ($($t:ty)*) => {$(
-        cuts!(@one $t, |i| Cut::At(i as isize));
-        cuts!(@one Range<$t>, |r| Cut::Range { start: Some(r.start as isize), end: Some(r.end as isize), step: 1 });
-        cuts!(@one RangeFrom<$t>, |r| Cut::Range { start: Some(r.start as isize), end: None, step: 1 });
-        cuts!(@one RangeTo<$t>, |r| Cut::Range { start: None, end: Some(r.end as isize), step: 1 });
-        cuts!(@one RangeInclusive<$t>, |r| Cut::Range { start: Some(*r.start() as isize), end: past(*r.end() as isize), step: 1 });
-        cuts!(@one RangeToInclusive<$t>, |r| Cut::Range { start: None, end: past(r.end as isize), step: 1 });
+        indices!(@one $t, |i| TensorIndex::At(i as isize));
+        indices!(@one Range<$t>, |r| TensorIndex::Slice { start: Some(r.start as isize), end: Some(r.end as isize), step: 1 });
+        indices!(@one RangeFrom<$t>, |r| TensorIndex::Slice { start: Some(r.start as isize), end: None, step: 1 });
+        indices!(@one RangeTo<$t>, |r| TensorIndex::Slice { start: None, end: Some(r.end as isize), step: 1 });
+        indices!(@one RangeInclusive<$t>, |r| TensorIndex::Slice { start: Some(*r.start() as isize), end: past(*r.end() as isize), step: 1 });
+        indices!(@one RangeToInclusive<$t>, |r| TensorIndex::Slice { start: None, end: past(r.end as isize), step: 1 });
     )*};
     (@one $t:ty, |$x:ident| $cut:expr) => {
-        impl From<$t> for Cut {
-            fn from($x: $t) -> Cut {
+        impl From<$t> for TensorIndex {
+            fn from($x: $t) -> TensorIndex {
                 $cut
             }
         }
-        impl Cuts for $t {
-            fn list(self) -> Vec<Cut> {
+        impl TensorIndices for $t {
+            fn list(self) -> Vec<TensorIndex> {
                 vec![self.into()]
             }
         }
     };
 }
-cuts!(isize i32 usize);
+indices!(isize i32 usize);
 
 macro_rules! tuples {
     ($($($name:ident)*;)*) => {$(
-        impl<$($name: Into<Cut>),*> Cuts for ($($name,)*) {
+        impl<$($name: Into<TensorIndex>),*> TensorIndices for ($($name,)*) {
             #[allow(non_snake_case)]
-            fn list(self) -> Vec<Cut> {
+            fn list(self) -> Vec<TensorIndex> {
                 let ($($name,)*) = self;
                 vec![$($name.into()),*]
             }
