@@ -183,7 +183,7 @@ fn norms(device: &Device) -> Box<dyn FnMut()> {
             x.log_softmax(0),
             x.layer_norm(1, Some(&weight), Some(&bias), 1e-5),
             x.rms_norm(1, Some(&weight), 1e-5),
-            x.var(1, 1.0, true).expand(x.shape()),
+            x.var_keepdim(1, 1.0).expand(x.shape()),
             x.to_dtype(DType::BF16).softmax(1).to_dtype(DType::F32),
         ];
         for y in normed {
