@@ -1,6 +1,7 @@
 //! Calls whose contribution comes later, as a whole or range by range: their place in the group's order is taken now.
 
-use super::{Group, Inner, Pending, Slot, Ticket, lock};
+use super::queue::{Slot, Ticket};
+use super::{Group, Inner, Pending, lock};
 use crate::Error;
 use crate::buffer::{Buffer, Range};
 use crate::call::{Call, Op};
