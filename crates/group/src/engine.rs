@@ -2,12 +2,14 @@
 //! one out at a time. All engines combine in the tree of [`Layout`](crate::Layout), never with a library's own float
 //! reduction, so they agree to the bit. Place for more: `nccl` comes with CUDA devices.
 
-pub(crate) mod board;
+pub(crate) mod slots;
 pub(crate) mod local;
 #[cfg(target_os = "linux")]
 pub(crate) mod mesh;
 #[cfg(target_os = "linux")]
 pub(crate) mod shm;
+#[cfg(any(test, feature = "mpi"))]
+pub(crate) mod mailbox;
 #[cfg(any(test, feature = "mpi"))]
 pub(crate) mod messages;
 #[cfg(feature = "mpi")]

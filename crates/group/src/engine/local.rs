@@ -1,6 +1,6 @@
 //! The engine between threads of one process: the board and the buffers are on its heap.
 
-use super::board::{self, Board, Reach};
+use super::slots::{self, Board, Reach};
 use super::{Engine, Place, Traffic, Wait};
 use crate::buffer::Buffer;
 use crate::call::Signature;
@@ -30,7 +30,7 @@ struct Local {
 /// One engine for each of the ranks.
 pub(crate) fn engines(layout: Layout) -> Result<Vec<Box<dyn Engine>>, Error> {
     let house = Arc::new(House::default());
-    let memory = Arc::new(Region::heap(board::bytes(layout.ranks()), 0)?);
+    let memory = Arc::new(Region::heap(slots::bytes(layout.ranks()), 0)?);
     let engine = |rank| -> Box<dyn Engine> {
         Box::new(Local { board: Board::new(memory.clone(), rank, layout), house: house.clone() })
     };
@@ -68,7 +68,7 @@ impl Engine for Local {
         let ranks = place.layout.ranks();
         let (memory, missing) = match boards.entry(place.group) {
             Entry::Occupied(there) => there.into_mut(),
-            Entry::Vacant(none) => none.insert((Arc::new(Region::heap(board::bytes(ranks), 0)?), ranks)),
+            Entry::Vacant(none) => none.insert((Arc::new(Region::heap(slots::bytes(ranks), 0)?), ranks)),
         };
         *missing -= 1;
         let (memory, missing) = (memory.clone(), *missing);

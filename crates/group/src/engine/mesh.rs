@@ -3,7 +3,7 @@
 //! Sockets carry descriptors of shared memory, never data. The watchdog reads them, and watches the peers' sockets and
 //! processes: whoever goes without a farewell is lost, for every group of this process at once.
 
-use super::board::Board;
+use super::slots::Board;
 use crate::memory::{Region, last};
 use crate::{Error, Loss};
 use std::collections::HashMap;

@@ -2,16 +2,16 @@
 //! tree order, and sends the result back. What carries the messages is behind [`Link`]; it keeps the order between two
 //! ranks, and nothing else is asked of it.
 
+use super::mailbox::{ABORT, LEFT, Lost, Office, message, sealed};
 use super::{Engine, Place, Traffic, Wait};
 use crate::buffer::Buffer;
 use crate::call::{Op, Signature};
 use crate::memory::Region;
 use crate::reduce::Fold;
 use crate::{Error, Layout, Loss};
-use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Carries messages to other processes, in order, without waiting.
@@ -22,102 +22,8 @@ pub(crate) trait Link: Send + Sync {
     fn broken(&self) {}
 }
 
-/// Bytes before the content: the group and the kind.
-const PREFIX: usize = 16;
-const DATA: u64 = 0;
-const ABORT: u64 = 1;
-const LEFT: u64 = 2;
 /// The longest piece of data in one message.
 const PIECE: usize = 1 << 30;
-
-/// What has come and was not asked for yet.
-#[derive(Default)]
-pub(crate) struct Office {
-    state: Mutex<Boxes>,
-    news: Condvar,
-}
-
-#[derive(Default)]
-struct Boxes {
-    /// By group and sender.
-    queues: HashMap<(u64, usize), VecDeque<Vec<u8>>>,
-    over: HashMap<u64, Error>,
-    left: HashMap<(u64, usize), u64>,
-}
-
-impl Office {
-    /// A message from a process.
-    pub(crate) fn deliver(&self, from: usize, message: Vec<u8>) {
-        if message.len() < PREFIX {
-            return;
-        }
-        let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| message[at + i]));
-        let (group, kind) = (word(0), word(8));
-        let mut state = lock(&self.state);
-        match kind {
-            ABORT => {
-                let reason = || String::from_utf8_lossy(&message[PREFIX..]).into_owned();
-                let error = serde_json::from_slice(&message[PREFIX..])
-                    .unwrap_or_else(|_| Error::Aborted { rank: from, reason: reason() });
-                state.over.entry(group).or_insert(error);
-            }
-            LEFT if message.len() >= PREFIX + 8 => {
-                let after = word(PREFIX);
-                state.left.insert((group, from), after);
-            }
-            _ => state.queues.entry((group, from)).or_default().push_back(message),
-        }
-        drop(state);
-        self.news.notify_all();
-    }
-
-    /// The next message of a group from a process. What came before its end counts; nothing if time is up.
-    pub(crate) fn take(&self, group: u64, from: usize, until: Instant) -> Result<Option<Vec<u8>>, Lost> {
-        let mut state = lock(&self.state);
-        loop {
-            if let Some(error) = state.over.get(&group) {
-                return Err(Lost::Over(error.clone()));
-            }
-            if let Some(mut message) = state.queues.get_mut(&(group, from)).and_then(VecDeque::pop_front) {
-                message.drain(..PREFIX);
-                return Ok(Some(message));
-            }
-            if let Some(&after) = state.left.get(&(group, from)) {
-                return Err(Lost::Left(after));
-            }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Ok(None);
-            }
-            state = self.news.wait_timeout(state, left).unwrap_or_else(|e| e.into_inner()).0;
-        }
-    }
-
-    fn end(&self, group: u64, error: &Error) {
-        lock(&self.state).over.entry(group).or_insert_with(|| error.clone());
-        self.news.notify_all();
-    }
-}
-
-/// Why a message will not come.
-pub(crate) enum Lost {
-    Over(Error),
-    Left(u64),
-}
-
-/// A message of a group.
-pub(crate) fn message(group: u64, content: &[&[u8]]) -> Vec<u8> {
-    sealed(group, DATA, content)
-}
-
-fn sealed(group: u64, kind: u64, content: &[&[u8]]) -> Vec<u8> {
-    let mut message = Vec::with_capacity(PREFIX + content.iter().map(|c| c.len()).sum::<usize>());
-    message.extend(group.to_le_bytes());
-    message.extend(kind.to_le_bytes());
-    content.iter().for_each(|c| message.extend_from_slice(c));
-    message
-}
-
 /// One rank's side of a group.
 pub(crate) struct Messages {
     link: Arc<dyn Link>,
@@ -419,10 +325,6 @@ impl Engine for Messages {
             waited: self.waited.iter().map(|ns| Duration::from_nanos(ns.load(Relaxed))).collect(),
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(|e| e.into_inner())
 }
 
 #[cfg(test)]

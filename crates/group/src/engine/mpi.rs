@@ -2,7 +2,8 @@
 //!
 //! MPI moves bytes; it never reduces. When a rank dies, MPI ends the whole world and the launcher starts it again.
 
-use super::messages::{Link, Lost, Messages, Office, message};
+use super::mailbox::{Lost, Office, message};
+use super::messages::{Link, Messages};
 use super::{Engine, Place};
 use crate::join::Hello;
 use crate::{Error, Layout, Loss};

@@ -1,7 +1,7 @@
 //! The engine between processes of one machine: the board and all large buffers are memfds that everyone maps.
 
-use super::board::{self, Board, Reach};
 use super::mesh::{GONE, MEMORY, Member, Mesh, Parcel};
+use super::slots::{self, Board, Reach};
 use super::{Engine, Place, Traffic, Wait};
 use crate::buffer::Buffer;
 use crate::call::Signature;
@@ -37,7 +37,7 @@ pub(crate) fn engine(
     layout: Layout,
     until: Instant,
 ) -> Result<Box<dyn Engine>, Error> {
-    let bytes = board::bytes(members.len());
+    let bytes = slots::bytes(members.len());
     let memory = if rank == 0 {
         let (region, fd) = Region::shared(bytes, 0)?;
         let parcel = Parcel { kind: MEMORY, group, id: 0, bytes: region.bytes() as u64 };
