@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// Bytes up to which a contribution travels with its signature.
 pub(crate) const SMALL: usize = 16 << 10;
 
-/// One side of a group's channel. Calls of `post` and `run` come one at a time, in the group's order.
+/// One side of a group's channel. Calls of `announce` and `run` come one at a time, in the group's order.
 pub(crate) trait Engine: Send + Sync {
     /// Its name in reports.
     fn name(&self) -> &'static str;
@@ -39,7 +39,7 @@ pub(crate) trait Engine: Send + Sync {
     fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error>;
 
     /// Makes a small contribution visible without waiting. Every earlier call has been run.
-    fn post(&self, signature: &Signature, buffer: &Buffer);
+    fn announce(&self, signature: &Signature, buffer: &Buffer);
 
     /// Carries the collective out and waits for it.
     fn run(&self, signature: &Signature, buffer: &mut Buffer, wait: Wait) -> Result<(), Error>;

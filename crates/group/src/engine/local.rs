@@ -1,6 +1,6 @@
-//! The engine between threads of one process: the board and the buffers are on its heap.
+//! The engine between threads of one process: the slots and the buffers are on its heap.
 
-use super::slots::{self, Board, Reach};
+use super::slots::{self, Reach, SharedSlots};
 use super::{Engine, Place, Traffic, Wait};
 use crate::buffer::Buffer;
 use crate::call::Signature;
@@ -14,25 +14,25 @@ use std::time::Instant;
 
 /// What the ranks of one job share.
 #[derive(Default)]
-struct House {
+struct Shared {
     /// Boards that some members have not asked for yet, and how many.
-    boards: Mutex<HashMap<u64, (Arc<Region>, usize)>>,
+    slots: Mutex<HashMap<u64, (Arc<Region>, usize)>>,
     /// All large buffers by id.
     buffers: Mutex<HashMap<u64, Weak<Region>>>,
     ids: AtomicU64,
 }
 
 struct Local {
-    board: Board,
-    house: Arc<House>,
+    slots: SharedSlots,
+    shared: Arc<Shared>,
 }
 
 /// One engine for each of the ranks.
 pub(crate) fn engines(layout: Layout) -> Result<Vec<Box<dyn Engine>>, Error> {
-    let house = Arc::new(House::default());
+    let shared = Arc::new(Shared::default());
     let memory = Arc::new(Region::heap(slots::bytes(layout.ranks()), 0)?);
     let engine = |rank| -> Box<dyn Engine> {
-        Box::new(Local { board: Board::new(memory.clone(), rank, layout), house: house.clone() })
+        Box::new(Local { slots: SharedSlots::new(memory.clone(), rank, layout), shared: shared.clone() })
     };
     Ok((0..layout.ranks()).map(engine).collect())
 }
@@ -43,51 +43,54 @@ impl Engine for Local {
     }
 
     fn allocate(&self, bytes: usize) -> Result<Arc<Region>, Error> {
-        let id = self.house.ids.fetch_add(1, Relaxed) + 1;
+        let id = self.shared.ids.fetch_add(1, Relaxed) + 1;
         let region = Arc::new(Region::heap(bytes, id)?);
-        let mut buffers = lock(&self.house.buffers);
+        let mut buffers = lock(&self.shared.buffers);
         buffers.retain(|_, region| region.strong_count() > 0);
         buffers.insert(id, Arc::downgrade(&region));
         Ok(region)
     }
 
-    fn post(&self, signature: &Signature, buffer: &Buffer) {
-        self.board.post(signature, buffer);
+    fn announce(&self, signature: &Signature, buffer: &Buffer) {
+        self.slots.announce(signature, buffer);
     }
 
     fn run(&self, signature: &Signature, buffer: &mut Buffer, wait: Wait) -> Result<(), Error> {
-        self.board.run(signature, buffer, &*self.house, wait)
+        self.slots.run(signature, buffer, &*self.shared, wait)
     }
 
     fn abort(&self, error: &Error) {
-        self.board.abort(error);
+        self.slots.abort(error);
     }
 
     fn subgroup(&self, place: Place, _: Instant) -> Result<Box<dyn Engine>, Error> {
-        let mut boards = lock(&self.house.boards);
+        let mut slots = lock(&self.shared.slots);
         let ranks = place.layout.ranks();
-        let (memory, missing) = match boards.entry(place.group) {
+        let (memory, missing) = match slots.entry(place.group) {
             Entry::Occupied(there) => there.into_mut(),
             Entry::Vacant(none) => none.insert((Arc::new(Region::heap(slots::bytes(ranks), 0)?), ranks)),
         };
         *missing -= 1;
         let (memory, missing) = (memory.clone(), *missing);
         if missing == 0 {
-            boards.remove(&place.group);
+            slots.remove(&place.group);
         }
-        Ok(Box::new(Local { board: Board::new(memory, place.rank, place.layout), house: self.house.clone() }))
+        Ok(Box::new(Local {
+            slots: SharedSlots::new(memory, place.rank, place.layout),
+            shared: self.shared.clone(),
+        }))
     }
 
     fn leave(&self, after: u64) {
-        self.board.leave(after);
+        self.slots.leave(after);
     }
 
     fn traffic(&self) -> Traffic {
-        self.board.traffic()
+        self.slots.traffic()
     }
 }
 
-impl Reach for House {
+impl Reach for Shared {
     fn buffer(&self, rank: usize, id: u64, _: Instant) -> Result<Arc<Region>, Error> {
         let region = lock(&self.buffers).get(&id).and_then(Weak::upgrade);
         region.ok_or_else(|| Error::system("buffer", format!("rank {rank} has dropped its buffer")))

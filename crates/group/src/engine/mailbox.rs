@@ -13,20 +13,20 @@ pub(super) const LEFT: u64 = 2;
 
 /// What has come and was not asked for yet.
 #[derive(Default)]
-pub(crate) struct Office {
-    state: Mutex<Boxes>,
+pub(crate) struct Mailbox {
+    state: Mutex<Received>,
     news: Condvar,
 }
 
 #[derive(Default)]
-struct Boxes {
+struct Received {
     /// By group and sender.
     queues: HashMap<(u64, usize), VecDeque<Vec<u8>>>,
     over: HashMap<u64, Error>,
     left: HashMap<(u64, usize), u64>,
 }
 
-impl Office {
+impl Mailbox {
     /// A message from a process.
     pub(crate) fn deliver(&self, from: usize, message: Vec<u8>) {
         if message.len() < PREFIX {

@@ -3,7 +3,7 @@
 //! Sockets carry descriptors of shared memory, never data. The watchdog reads them, and watches the peers' sockets and
 //! processes: whoever goes without a farewell is lost, for every group of this process at once.
 
-use super::slots::Board;
+use super::slots::SharedSlots;
 use crate::memory::{Region, last};
 use crate::{Error, Loss};
 use std::collections::HashMap;
@@ -22,11 +22,11 @@ pub(crate) struct Peer {
 /// A message: what it is about, and shared memory.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct Message {
     /// 1 shared memory of a group, 2 a buffer that is gone, 3 farewell.
     pub kind: u64,
     pub group: u64,
-    /// The buffer; 0 is the group's board.
+    /// The buffer; 0 is the shared slots of the group.
     pub id: u64,
     pub bytes: u64,
 }
@@ -37,7 +37,7 @@ const FAREWELL: u64 = 3;
 
 /// Who uses the mesh to reach a group's peers.
 pub(crate) trait Member: Send + Sync {
-    fn board(&self) -> &Board;
+    fn slots(&self) -> &SharedSlots;
     /// The rank in the group of a process of the job.
     fn place(&self, process: usize) -> Option<usize>;
     fn group(&self) -> u64;
@@ -60,7 +60,7 @@ struct Shared {
 #[derive(Default)]
 struct State {
     /// Memory that came and was not asked for yet, by sender, group and id.
-    mail: HashMap<(usize, u64, u64), (OwnedFd, usize)>,
+    received: HashMap<(usize, u64, u64), (OwnedFd, usize)>,
     members: Vec<Weak<dyn Member>>,
     lost: HashMap<usize, Error>,
 }
@@ -97,10 +97,10 @@ impl Mesh {
     }
 
     /// A peer that is gone needs nothing: the next collective names it.
-    pub(crate) fn send(&self, to: usize, parcel: Parcel, fd: Option<RawFd>) -> Result<(), Error> {
+    pub(crate) fn send(&self, to: usize, message: Message, fd: Option<RawFd>) -> Result<(), Error> {
         use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
         let Some(peer) = &self.shared.peers[to] else { return Ok(()) };
-        match send(peer.socket.as_raw_fd(), words(&parcel), fd) {
+        match send(peer.socket.as_raw_fd(), words(&message), fd) {
             Err(error) if !matches!(error.kind(), BrokenPipe | ConnectionReset) => {
                 Err(Error::system("send", error))
             }
@@ -112,7 +112,7 @@ impl Mesh {
     pub(crate) fn receive(&self, from: usize, group: u64, id: u64, until: Instant) -> Result<Region, Error> {
         let mut state = lock(&self.shared.state);
         loop {
-            if let Some((fd, bytes)) = state.mail.remove(&(from, group, id)) {
+            if let Some((fd, bytes)) = state.received.remove(&(from, group, id)) {
                 drop(state);
                 return Region::map(fd.as_fd(), bytes, id);
             }
@@ -144,7 +144,7 @@ impl Drop for Mesh {
             // Whoever is gone needs no farewell.
             let _ = send(
                 peer.socket.as_raw_fd(),
-                words(&Parcel { kind: FAREWELL, group: 0, id: 0, bytes: 0 }),
+                words(&Message { kind: FAREWELL, group: 0, id: 0, bytes: 0 }),
                 None,
             );
         }
@@ -207,9 +207,9 @@ fn watch(shared: &Shared, stop: RawFd) {
 fn tell(member: &dyn Member, process: usize, error: &Error) {
     if let (Some(rank), Error::RankLost { cause, .. }) = (member.place(process), error)
         // Who has left before it ended took part in everything that it had to.
-        && !member.board().has_left(rank)
+        && !member.slots().has_left(rank)
     {
-        member.board().abort(&Error::RankLost { rank, cause: cause.clone() });
+        member.slots().abort(&Error::RankLost { rank, cause: cause.clone() });
     }
 }
 
@@ -224,13 +224,13 @@ fn read_all(shared: &Shared, rank: usize, peer: &Peer, ended: bool) -> Read {
         match receive::<4>(peer.socket.as_raw_fd(), libc::MSG_DONTWAIT) {
             Ok(Some(([MEMORY, group, id, bytes], mut fds))) if fds.len() == 1 => {
                 let fd = fds.remove(0);
-                lock(&shared.state).mail.insert((rank, group, id), (fd, bytes as usize));
+                lock(&shared.state).received.insert((rank, group, id), (fd, bytes as usize));
                 shared.news.notify_all();
             }
             Ok(Some(([GONE, group, id, _], _))) => {
                 let members: Vec<_> = {
                     let mut state = lock(&shared.state);
-                    state.mail.remove(&(rank, group, id));
+                    state.received.remove(&(rank, group, id));
                     state.members.iter().filter_map(Weak::upgrade).collect()
                 };
                 members.iter().filter(|m| m.group() == group).for_each(|m| m.gone(rank, id));
@@ -247,8 +247,8 @@ fn read_all(shared: &Shared, rank: usize, peer: &Peer, ended: bool) -> Read {
     }
 }
 
-fn words(parcel: &Parcel) -> [u64; 4] {
-    [parcel.kind, parcel.group, parcel.id, parcel.bytes]
+fn words(message: &Message) -> [u64; 4] {
+    [message.kind, message.group, message.id, message.bytes]
 }
 
 /// Room for the descriptors of one message.

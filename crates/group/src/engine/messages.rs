@@ -2,7 +2,7 @@
 //! tree order, and sends the result back. What carries the messages is behind [`Link`]; it keeps the order between two
 //! ranks, and nothing else is asked of it.
 
-use super::mailbox::{ABORT, LEFT, Lost, Office, message, sealed};
+use super::mailbox::{ABORT, LEFT, Lost, Mailbox, message, sealed};
 use super::{Engine, Place, Traffic, Wait};
 use crate::buffer::Buffer;
 use crate::call::{Op, Signature};
@@ -27,14 +27,14 @@ const PIECE: usize = 1 << 30;
 /// One rank's side of a group.
 pub(crate) struct Messages {
     link: Arc<dyn Link>,
-    office: Arc<Office>,
+    mailbox: Arc<Mailbox>,
     group: u64,
     members: Vec<usize>,
     rank: usize,
     layout: Layout,
     program: Vec<usize>,
     parts: Vec<usize>,
-    posted: AtomicU64,
+    announced: AtomicU64,
     ids: AtomicU64,
     read: AtomicU64,
     written: AtomicU64,
@@ -42,17 +42,17 @@ pub(crate) struct Messages {
 }
 
 impl Messages {
-    pub(crate) fn new(link: Arc<dyn Link>, office: Arc<Office>, place: Place) -> Messages {
+    pub(crate) fn new(link: Arc<dyn Link>, mailbox: Arc<Mailbox>, place: Place) -> Messages {
         let Place { group, members, rank, layout } = place;
         Messages {
             link,
-            office,
+            mailbox,
             group,
             rank,
             layout,
             program: layout.program(),
             parts: (0..layout.ranks()).map(|r| layout.parts(r).len()).collect(),
-            posted: AtomicU64::new(0),
+            announced: AtomicU64::new(0),
             ids: AtomicU64::new(0),
             read: AtomicU64::new(0),
             written: AtomicU64::new(0),
@@ -78,7 +78,7 @@ impl Messages {
 
     fn receive(&self, from: usize, signature: &Signature, wait: Wait) -> Result<Vec<u8>, Error> {
         let begun = Instant::now();
-        let taken = self.office.take(self.group, self.members[from], wait.until);
+        let taken = self.mailbox.take(self.group, self.members[from], wait.until);
         self.waited[from].fetch_add(begun.elapsed().as_nanos() as u64, Relaxed);
         match taken {
             Ok(Some(message)) => Ok(message),
@@ -264,11 +264,11 @@ impl Engine for Messages {
         Ok(Arc::new(Region::heap(bytes, self.ids.fetch_add(1, Relaxed) + 1)?))
     }
 
-    fn post(&self, signature: &Signature, buffer: &Buffer) {
-        if self.posted.load(Relaxed) >= signature.sequence {
+    fn announce(&self, signature: &Signature, buffer: &Buffer) {
+        if self.announced.load(Relaxed) >= signature.sequence {
             return;
         }
-        self.posted.store(signature.sequence, Relaxed);
+        self.announced.store(signature.sequence, Relaxed);
         let reason = buffer.poison.as_deref().map_or(&b""[..], str::as_bytes);
         let flag = if buffer.poison.is_some() { reason.len() as u64 + 1 } else { 0 };
         let head = signature.pack().map(u64::to_le_bytes);
@@ -286,7 +286,7 @@ impl Engine for Messages {
     }
 
     fn run(&self, signature: &Signature, buffer: &mut Buffer, wait: Wait) -> Result<(), Error> {
-        self.post(signature, buffer);
+        self.announce(signature, buffer);
         let theirs = self.greet(signature, buffer.poison.take(), wait)?;
         if buffer.bytes == 0 {
             return Ok(());
@@ -299,7 +299,7 @@ impl Engine for Messages {
     }
 
     fn abort(&self, error: &Error) {
-        self.office.end(self.group, error);
+        self.mailbox.end(self.group, error);
         let text = serde_json::to_vec(error).unwrap_or_default();
         for rank in self.peers() {
             self.link.send(self.members[rank], sealed(self.group, ABORT, &[&text]));
@@ -309,7 +309,7 @@ impl Engine for Messages {
 
     fn subgroup(&self, place: Place, _: Instant) -> Result<Box<dyn Engine>, Error> {
         let members = place.members.iter().map(|&rank| self.members[rank]).collect();
-        Ok(Box::new(Messages::new(self.link.clone(), self.office.clone(), Place { members, ..place })))
+        Ok(Box::new(Messages::new(self.link.clone(), self.mailbox.clone(), Place { members, ..place })))
     }
 
     fn leave(&self, after: u64) {
@@ -336,7 +336,7 @@ mod tests {
     /// Messages to threads of this process.
     struct Hand {
         rank: usize,
-        offices: Vec<Arc<Office>>,
+        mailboxes: Vec<Arc<Mailbox>>,
     }
 
     impl Link for Hand {
@@ -344,17 +344,17 @@ mod tests {
             "hand"
         }
         fn send(&self, to: usize, message: Vec<u8>) {
-            self.offices[to].deliver(self.rank, message);
+            self.mailboxes[to].deliver(self.rank, message);
         }
     }
 
     fn groups(ranks: usize, shards: usize) -> Vec<Group> {
         let layout = Layout::new(shards, ranks).unwrap();
-        let offices: Vec<Arc<Office>> = (0..ranks).map(|_| Arc::default()).collect();
+        let mailboxes: Vec<Arc<Mailbox>> = (0..ranks).map(|_| Arc::default()).collect();
         let group = |rank: usize| {
             let place = Place { group: 1, members: (0..ranks).collect(), rank, layout };
-            let hand = Arc::new(Hand { rank, offices: offices.clone() });
-            let engine = Box::new(Messages::new(hand, offices[rank].clone(), place));
+            let hand = Arc::new(Hand { rank, mailboxes: mailboxes.clone() });
+            let engine = Box::new(Messages::new(hand, mailboxes[rank].clone(), place));
             let config = Config {
                 deadline: Duration::from_secs(5),
                 shards: Some(shards),

@@ -2,7 +2,7 @@
 //!
 //! MPI moves bytes; it never reduces. When a rank dies, MPI ends the whole world and the launcher starts it again.
 
-use super::mailbox::{Lost, Office, message};
+use super::mailbox::{Lost, Mailbox, message};
 use super::messages::{Link, Messages};
 use super::{Engine, Place};
 use crate::join::Hello;
@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 /// All our messages have it.
 const TAG: i32 = 7717;
 /// The group in which ranks greet.
-const LOBBY: u64 = 0;
+const HANDSHAKE: u64 = 0;
 /// How long the last messages may take to leave.
 const FLUSH: Duration = Duration::from_secs(2);
 
@@ -66,11 +66,11 @@ pub(crate) fn engine(
     deadline: Duration,
 ) -> Result<Box<dyn Engine>, Error> {
     let until = Instant::now() + deadline;
-    let office = Arc::new(Office::default());
+    let mailbox = Arc::new(Mailbox::default());
     let (outbox, orders) = mpsc::channel();
     let (ready, started) = mpsc::channel();
     let failed = Arc::new(AtomicBool::new(false));
-    let (to, flag) = (office.clone(), failed.clone());
+    let (to, flag) = (mailbox.clone(), failed.clone());
     let body = move || carry(&orders, &to, &ready, &flag);
     let thread = std::thread::Builder::new().name("kiln-mpi".into()).spawn(body);
     let thread = Mutex::new(Some(thread.map_err(|e| Error::system("mpi", e))?));
@@ -84,23 +84,23 @@ pub(crate) fn engine(
             format!("MPI says rank {rank} of {world}, the launcher {} of {}", hello.rank, hello.world);
         return Err(Error::System { what: "mpi".into(), message });
     }
-    if let Err(error) = greet(&*link, &office, &hello, until, deadline) {
+    if let Err(error) = greet(&*link, &mailbox, &hello, until, deadline) {
         link.broken();
         return Err(error);
     }
     let place = Place { group, members: (0..world).collect(), rank, layout };
-    Ok(Box::new(Messages::new(link, office, place)))
+    Ok(Box::new(Messages::new(link, mailbox, place)))
 }
 
 /// Rank 0 checks what everyone is and tells them all.
 fn greet(
     link: &dyn Link,
-    office: &Office,
+    mailbox: &Mailbox,
     own: &Hello,
     until: Instant,
     deadline: Duration,
 ) -> Result<(), Error> {
-    let take = |from: usize| match office.take(LOBBY, from, until) {
+    let take = |from: usize| match mailbox.take(HANDSHAKE, from, until) {
         Ok(Some(message)) => Ok(message),
         Ok(None) => Err(Error::Absent { missing: vec![from], after: deadline }),
         Err(Lost::Over(error)) => Err(error),
@@ -108,20 +108,20 @@ fn greet(
     };
     let bad = |e: serde_json::Error| Error::system("mpi", e);
     if own.rank > 0 {
-        link.send(0, message(LOBBY, &[&serde_json::to_vec(own).map_err(bad)?]));
-        let verdict: Option<Error> = serde_json::from_slice(&take(0)?).map_err(bad)?;
-        return verdict.map_or(Ok(()), Err);
+        link.send(0, message(HANDSHAKE, &[&serde_json::to_vec(own).map_err(bad)?]));
+        let refusal: Option<Error> = serde_json::from_slice(&take(0)?).map_err(bad)?;
+        return refusal.map_or(Ok(()), Err);
     }
-    let mut verdict = None;
+    let mut refusal = None;
     for from in 1..own.world {
         match take(from).and_then(|m| serde_json::from_slice::<Hello>(&m).map_err(bad)) {
-            Ok(hello) => verdict = verdict.or(hello.refused(own)),
-            Err(error) => verdict = verdict.or(Some(error)),
+            Ok(hello) => refusal = refusal.or(hello.refused(own)),
+            Err(error) => refusal = refusal.or(Some(error)),
         }
     }
-    let answer = serde_json::to_vec(&verdict).map_err(bad)?;
-    (1..own.world).for_each(|to| link.send(to, message(LOBBY, &[&answer])));
-    verdict.map_or(Ok(()), Err)
+    let answer = serde_json::to_vec(&refusal).map_err(bad)?;
+    (1..own.world).for_each(|to| link.send(to, message(HANDSHAKE, &[&answer])));
+    refusal.map_or(Ok(()), Err)
 }
 
 /// A message that MPI still reads from.
@@ -133,7 +133,7 @@ struct Leaving {
 /// The one thread that calls MPI.
 fn carry(
     orders: &Receiver<Order>,
-    office: &Office,
+    mailbox: &Mailbox,
     ready: &Sender<Option<(usize, usize)>>,
     failed: &AtomicBool,
 ) {
@@ -162,7 +162,7 @@ fn carry(
             }
         }
         while let Some((from, message)) = receive() {
-            office.deliver(from, message);
+            mailbox.deliver(from, message);
             idle = 0;
         }
         leaving.retain_mut(|l| !left(l));

@@ -1,7 +1,7 @@
-//! The engine between processes of one machine: the board and all large buffers are memfds that everyone maps.
+//! The engine between processes of one machine: the slots and all large buffers are memfds that everyone maps.
 
-use super::mesh::{GONE, MEMORY, Member, Mesh, Parcel};
-use super::slots::{self, Board, Reach};
+use super::mesh::{GONE, MEMORY, Member, Mesh, Message};
+use super::slots::{self, Reach, SharedSlots};
 use super::{Engine, Place, Traffic, Wait};
 use crate::buffer::Buffer;
 use crate::call::Signature;
@@ -16,7 +16,7 @@ use std::time::Instant;
 pub(crate) struct Shm(Arc<Inner>);
 
 struct Inner {
-    board: Board,
+    slots: SharedSlots,
     mesh: Arc<Mesh>,
     group: u64,
     /// The processes of the job that are in the group, by rank.
@@ -40,19 +40,19 @@ pub(crate) fn engine(
     let bytes = slots::bytes(members.len());
     let memory = if rank == 0 {
         let (region, fd) = Region::shared(bytes, 0)?;
-        let parcel = Parcel { kind: MEMORY, group, id: 0, bytes: region.bytes() as u64 };
+        let message = Message { kind: MEMORY, group, id: 0, bytes: region.bytes() as u64 };
         for &to in &members[1..] {
-            mesh.send(to, parcel, Some(fd.as_raw_fd()))?;
+            mesh.send(to, message, Some(fd.as_raw_fd()))?;
         }
         region
     } else {
         mesh.receive(members[0], group, 0, until)?
     };
     if memory.bytes() < bytes {
-        return Err(Error::system("shared memory", "the board of the group is too short"));
+        return Err(Error::system("shared memory", "the slots of the group is too short"));
     }
     let inner = Arc::new(Inner {
-        board: Board::new(Arc::new(memory), rank, layout),
+        slots: SharedSlots::new(Arc::new(memory), rank, layout),
         mesh,
         group,
         members,
@@ -74,24 +74,24 @@ impl Engine for Shm {
         let inner = &self.0;
         let id = inner.ids.fetch_add(1, Relaxed) + 1;
         let (region, fd) = Region::shared(bytes, id)?;
-        let parcel = Parcel { kind: MEMORY, group: inner.group, id, bytes: region.bytes() as u64 };
+        let message = Message { kind: MEMORY, group: inner.group, id, bytes: region.bytes() as u64 };
         let region = Arc::new(region);
         lock(&inner.own).insert(id, Arc::downgrade(&region));
-        inner.tell(parcel, Some(fd.as_raw_fd()))?;
+        inner.tell(message, Some(fd.as_raw_fd()))?;
         inner.sweep()?;
         Ok(region)
     }
 
-    fn post(&self, signature: &Signature, buffer: &Buffer) {
-        self.0.board.post(signature, buffer);
+    fn announce(&self, signature: &Signature, buffer: &Buffer) {
+        self.0.slots.announce(signature, buffer);
     }
 
     fn run(&self, signature: &Signature, buffer: &mut Buffer, wait: Wait) -> Result<(), Error> {
-        self.0.board.run(signature, buffer, &*self.0, wait)
+        self.0.slots.run(signature, buffer, &*self.0, wait)
     }
 
     fn abort(&self, error: &Error) {
-        self.0.board.abort(error);
+        self.0.slots.abort(error);
     }
 
     fn subgroup(&self, place: Place, until: Instant) -> Result<Box<dyn Engine>, Error> {
@@ -100,17 +100,17 @@ impl Engine for Shm {
     }
 
     fn leave(&self, after: u64) {
-        self.0.board.leave(after);
+        self.0.slots.leave(after);
     }
 
     fn traffic(&self) -> Traffic {
-        self.0.board.traffic()
+        self.0.slots.traffic()
     }
 }
 
 impl Inner {
-    fn tell(&self, parcel: Parcel, fd: Option<i32>) -> Result<(), Error> {
-        self.members.iter().try_for_each(|&to| self.mesh.send(to, parcel, fd))
+    fn tell(&self, message: Message, fd: Option<i32>) -> Result<(), Error> {
+        self.members.iter().try_for_each(|&to| self.mesh.send(to, message, fd))
     }
 
     /// Tells the peers which own buffers are gone, so that they unmap them.
@@ -124,7 +124,7 @@ impl Inner {
             here
         });
         gone.into_iter()
-            .try_for_each(|id| self.tell(Parcel { kind: GONE, group: self.group, id, bytes: 0 }, None))
+            .try_for_each(|id| self.tell(Message { kind: GONE, group: self.group, id, bytes: 0 }, None))
     }
 }
 
@@ -146,8 +146,8 @@ impl Reach for Inner {
 }
 
 impl Member for Inner {
-    fn board(&self) -> &Board {
-        &self.board
+    fn slots(&self) -> &SharedSlots {
+        &self.slots
     }
 
     fn place(&self, process: usize) -> Option<usize> {

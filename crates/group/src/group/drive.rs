@@ -1,6 +1,6 @@
 //! Driving the queue: whoever waits runs the calls in their order, or the group's worker thread where nobody waits.
 
-use super::queue::{Slot, Ticket};
+use super::queue::{Progress, Ticket};
 use super::{Inner, lock};
 use crate::Error;
 use crate::buffer::Buffer;
@@ -24,16 +24,16 @@ pub(super) enum Turn {
 /// How the worker is told what to do.
 #[derive(Default)]
 pub(super) struct Wake {
-    pub state: Mutex<Errand>,
-    pub bell: Condvar,
+    pub state: Mutex<Request>,
+    pub doorbell: Condvar,
 }
 
 #[derive(Default, PartialEq)]
-pub(super) enum Errand {
+pub(super) enum Request {
     #[default]
-    Rest,
+    None,
     Drive,
-    End,
+    Stop,
 }
 
 impl Inner {
@@ -41,36 +41,38 @@ impl Inner {
     pub(super) fn ready(self: &Arc<Self>, ticket: &Ticket, head: bool) {
         // Either we see that somebody drives, or they see the contribution before they go.
         fence(SeqCst);
-        if self.drivers.load(SeqCst) == 0 && !(head && self.laid(ticket)) {
+        if self.drivers.load(SeqCst) == 0 && !(head && self.announced(ticket)) {
             self.wake();
         }
     }
 
-    /// Whether a small contribution at the head of the queue could be laid out at once.
-    pub(super) fn laid(&self, ticket: &Ticket) -> bool {
+    /// Whether a small contribution at the head of the queue could be announced out at once.
+    pub(super) fn announced(&self, ticket: &Ticket) -> bool {
         let Ok(_driver) = self.driver.try_lock() else { return false };
-        match &*lock(&ticket.slot) {
-            Slot::Open(buffer) if buffer.region.id == 0 => {
-                self.engine.post(&ticket.signature, buffer);
+        match &*lock(&ticket.progress) {
+            Progress::Open(buffer) if buffer.region.id == 0 => {
+                self.engine.announce(&ticket.signature, buffer);
                 true
             }
-            Slot::Open(_) | Slot::Promised => false,
-            Slot::Running | Slot::Ended(_) | Slot::Taken => true,
+            Progress::Open(_) | Progress::Promised => false,
+            Progress::Running | Progress::Ended(_) | Progress::Taken => true,
         }
     }
 
     /// Waits for a call and takes its result.
     pub(super) fn finish(self: &Arc<Self>, ticket: &Ticket) -> Result<Buffer, Error> {
         self.drive(ticket, || ())?;
-        match std::mem::replace(&mut *lock(&ticket.slot), Slot::Taken) {
-            Slot::Ended(result) => result,
-            Slot::Promised | Slot::Open(_) | Slot::Running | Slot::Taken => Err(Error::Closed),
+        match std::mem::replace(&mut *lock(&ticket.progress), Progress::Taken) {
+            Progress::Ended(result) => result,
+            Progress::Promised | Progress::Open(_) | Progress::Running | Progress::Taken => {
+                Err(Error::Closed)
+            }
         }
     }
 
     /// Runs calls in order until this one has ended, but `compute` before.
     pub(super) fn drive(self: &Arc<Self>, ticket: &Ticket, compute: impl FnOnce()) -> Result<(), Error> {
-        let ended = || matches!(*lock(&ticket.slot), Slot::Ended(_) | Slot::Taken);
+        let ended = || matches!(*lock(&ticket.progress), Progress::Ended(_) | Progress::Taken);
         if ended() {
             return Ok(());
         }
@@ -95,7 +97,7 @@ impl Inner {
     /// has to see to it afterwards that nothing [waits](Inner::waits).
     pub(super) fn driving<T>(&self, run: impl FnOnce() -> T) -> T {
         self.drivers.fetch_add(1, SeqCst);
-        let _gone = Gone(&self.drivers);
+        let _count = DriverCount(&self.drivers);
         let _driver = lock(&self.driver);
         run()
     }
@@ -111,23 +113,23 @@ impl Inner {
         let (ticket, promised) = {
             let queue = lock(&self.queue);
             let Some(ticket) = queue.open.front().cloned() else { return Turn::Idle };
-            (ticket, queue.open.iter().any(|open| matches!(*lock(&open.slot), Slot::Promised)))
+            (ticket, queue.open.iter().any(|open| matches!(*lock(&open.progress), Progress::Promised)))
         };
         // What is promised is still being computed.
         let spin = self.spare(self.config.threads + usize::from(beside || promised));
         let mut buffer = {
-            let mut slot = lock(&ticket.slot);
-            match std::mem::replace(&mut *slot, Slot::Running) {
-                Slot::Open(buffer) => buffer,
-                Slot::Promised => {
-                    *slot = Slot::Promised;
-                    drop(slot);
+            let mut progress = lock(&ticket.progress);
+            match std::mem::replace(&mut *progress, Progress::Running) {
+                Progress::Open(buffer) => buffer,
+                Progress::Promised => {
+                    *progress = Progress::Promised;
+                    drop(progress);
                     return Turn::Promised(ticket);
                 }
                 // Failed by an abort meanwhile.
-                before @ (Slot::Running | Slot::Ended(_) | Slot::Taken) => {
-                    *slot = before;
-                    drop(slot);
+                before @ (Progress::Running | Progress::Ended(_) | Progress::Taken) => {
+                    *progress = before;
+                    drop(progress);
                     lock(&self.queue).open.pop_front();
                     return Turn::Ran;
                 }
@@ -146,11 +148,11 @@ impl Inner {
         buffer.poison = None;
         let error = match result {
             Ok(()) => {
-                *lock(&ticket.slot) = Slot::Ended(Ok(buffer));
+                *lock(&ticket.progress) = Progress::Ended(Ok(buffer));
                 None
             }
             Err(error) => {
-                *lock(&ticket.slot) = Slot::Ended(Err(error.clone()));
+                *lock(&ticket.progress) = Progress::Ended(Err(error.clone()));
                 (!error.is_local()).then_some(error)
             }
         };
@@ -196,9 +198,9 @@ impl Inner {
         self.pool.close();
         self.engine.abort(error);
         for ticket in open {
-            let mut slot = lock(&ticket.slot);
-            if matches!(*slot, Slot::Open(_) | Slot::Promised) {
-                *slot = Slot::Ended(Err(error.clone()));
+            let mut progress = lock(&ticket.progress);
+            if matches!(*progress, Progress::Open(_) | Progress::Promised) {
+                *progress = Progress::Ended(Err(error.clone()));
                 self.recorder.moved(ticket.number, State::Failed);
             }
         }
@@ -212,25 +214,25 @@ impl Inner {
         let mut worker = lock(&self.worker);
         let wake = worker.get_or_insert_with(|| {
             let wake = Arc::new(Wake::default());
-            let (inner, bell) = (Arc::downgrade(self), wake.clone());
+            let (inner, doorbell) = (Arc::downgrade(self), wake.clone());
             let name = format!("kiln-{}", self.name);
-            let body = move || work(&inner, &bell);
+            let body = move || work(&inner, &doorbell);
             if let Err(error) = std::thread::Builder::new().name(name).spawn(body) {
                 // Whoever waits drives; only the overlap is lost.
                 eprintln!("no thread for group {}: {error}", self.name);
             }
             wake
         });
-        *lock(&wake.state) = Errand::Drive;
-        wake.bell.notify_one();
+        *lock(&wake.state) = Request::Drive;
+        wake.doorbell.notify_one();
     }
 
     pub(super) fn leave(&self) {
         let queue = lock(&self.queue);
-        // A contribution that failed and has not been laid out is the reason why the others wait in vain.
-        let failed = queue.open.iter().find_map(|ticket| match &*lock(&ticket.slot) {
-            Slot::Open(buffer) => buffer.poison.clone(),
-            Slot::Promised | Slot::Running | Slot::Ended(_) | Slot::Taken => None,
+        // A contribution that failed and has not been announced out is the reason why the others wait in vain.
+        let failed = queue.open.iter().find_map(|ticket| match &*lock(&ticket.progress) {
+            Progress::Open(buffer) => buffer.poison.clone(),
+            Progress::Promised | Progress::Running | Progress::Ended(_) | Progress::Taken => None,
         });
         if let Some(reason) = failed {
             self.engine.abort(&Error::Poisoned { rank: self.rank, reason });
@@ -240,9 +242,9 @@ impl Inner {
 }
 
 /// Somebody who drives less, when dropped.
-struct Gone<'a>(&'a AtomicUsize);
+struct DriverCount<'a>(&'a AtomicUsize);
 
-impl Drop for Gone<'_> {
+impl Drop for DriverCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, SeqCst);
     }
@@ -253,13 +255,13 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
     loop {
         {
             let mut state = lock(&wake.state);
-            while *state == Errand::Rest {
-                state = wake.bell.wait(state).unwrap_or_else(|e| e.into_inner());
+            while *state == Request::None {
+                state = wake.doorbell.wait(state).unwrap_or_else(|e| e.into_inner());
             }
-            if *state == Errand::End {
+            if *state == Request::Stop {
                 return;
             }
-            *state = Errand::Rest;
+            *state = Request::None;
         }
         let Some(inner) = inner.upgrade() else { return };
         while inner.waits() {
@@ -271,8 +273,8 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(wake) = lock(&self.worker).take() {
-            *lock(&wake.state) = Errand::End;
-            wake.bell.notify_one();
+            *lock(&wake.state) = Request::Stop;
+            wake.doorbell.notify_one();
         }
         self.leave();
         self.pool.close();

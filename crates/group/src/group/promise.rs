@@ -1,6 +1,6 @@
 //! Calls whose contribution comes later, as a whole or range by range: their place in the group's order is taken now.
 
-use super::queue::{Slot, Ticket};
+use super::queue::{Progress, Ticket};
 use super::{Group, Inner, Pending, lock};
 use crate::Error;
 use crate::buffer::{Buffer, Range};
@@ -51,7 +51,7 @@ impl Group {
         for &end in cuts.iter().chain([&bytes]) {
             // Ranges of equal length are told apart by where they begin.
             let call = call.tagged(call.tag.wrapping_add(start as u64));
-            let (ticket, _) = self.0.enter(call, end - start, Slot::Promised, end < bytes, line)?;
+            let (ticket, _) = self.0.enter(call, end - start, Progress::Promised, end < bytes, line)?;
             promise.open.push_back((ticket, end));
             start = end;
         }
@@ -168,13 +168,13 @@ impl Drop for Promise {
 impl Inner {
     fn keep(self: &Arc<Self>, ticket: &Arc<Ticket>, buffer: Buffer) {
         {
-            let mut slot = lock(&ticket.slot);
+            let mut progress = lock(&ticket.progress);
             // Anything else: the group has ended meanwhile.
-            if !matches!(*slot, Slot::Promised) {
+            if !matches!(*progress, Progress::Promised) {
                 return;
             }
             self.is_there(ticket);
-            *slot = Slot::Open(buffer);
+            *progress = Progress::Open(buffer);
         }
         // Calls behind it may be ready, and need somebody who drives.
         let only = {
@@ -192,7 +192,7 @@ impl Inner {
         let deadline = self.config.deadline;
         let until = Instant::now() + deadline;
         let mut queue = lock(&self.queue);
-        while matches!(*lock(&ticket.slot), Slot::Promised) {
+        while matches!(*lock(&ticket.progress), Progress::Promised) {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 drop(queue);

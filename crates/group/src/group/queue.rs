@@ -25,14 +25,14 @@ pub(super) struct Queue {
 pub(super) struct Ticket {
     pub signature: Signature,
     pub number: u64,
-    pub slot: Mutex<Slot>,
+    pub progress: Mutex<Progress>,
     /// It is a range of a contribution of which more follows.
     pub more: bool,
     /// Since when its contribution has been there, where a link is tried out.
     pub since: OnceLock<Instant>,
 }
 
-pub(super) enum Slot {
+pub(super) enum Progress {
     /// The contribution is yet to come.
     Promised,
     Open(Buffer),
@@ -65,7 +65,7 @@ impl Inner {
         wake: bool,
     ) -> Result<Arc<Ticket>, Error> {
         self.fits(call.op, &buffer)?;
-        let (ticket, head) = self.enter(call, buffer.bytes, Slot::Open(buffer), false, line)?;
+        let (ticket, head) = self.enter(call, buffer.bytes, Progress::Open(buffer), false, line)?;
         if wake {
             self.ready(&ticket, head);
         }
@@ -88,7 +88,7 @@ impl Inner {
         &self,
         call: Call,
         bytes: usize,
-        slot: Slot,
+        progress: Progress,
         more: bool,
         line: &'static Location<'static>,
     ) -> Result<(Arc<Ticket>, bool), Error> {
@@ -112,9 +112,9 @@ impl Inner {
         let length = (bytes / dtype.size()) as u64;
         let signature = Signature { sequence: queue.last, group: self.id, op, dtype, length, tag };
         let number = self.recorder.issued(signature, &self.name, line);
-        let promised = matches!(slot, Slot::Promised);
-        let slot = Mutex::new(slot);
-        let ticket = Arc::new(Ticket { signature, number, slot, more, since: OnceLock::new() });
+        let promised = matches!(progress, Progress::Promised);
+        let progress = Mutex::new(progress);
+        let ticket = Arc::new(Ticket { signature, number, progress, more, since: OnceLock::new() });
         if !promised {
             self.is_there(&ticket);
         }
@@ -133,6 +133,6 @@ impl Inner {
     /// Whether the oldest open call could be run.
     pub(super) fn waits(&self) -> bool {
         let queue = lock(&self.queue);
-        queue.open.front().is_some_and(|front| matches!(*lock(&front.slot), Slot::Open(_)))
+        queue.open.front().is_some_and(|front| matches!(*lock(&front.progress), Progress::Open(_)))
     }
 }

@@ -5,30 +5,30 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// Bytes kept of the error that ended the group.
-pub const VERDICT: usize = 2048 - 16;
+pub const FAILURE: usize = 2048 - 16;
 /// Bytes kept of the reason of a poisoned contribution.
 pub const REASON: usize = 192;
 
-/// Shared by all ranks: the verdict, then a desk for each.
+/// Shared by all ranks: the failure, then a rank_slots for each.
 #[repr(C, align(64))]
-pub struct Head {
+pub struct Header {
     /// 0 none, 1 being written, 2 there.
     pub state: AtomicU32,
     pub length: AtomicU32,
     /// The last collective for which its writer has seen what everyone gave.
     pub after: AtomicU64,
-    pub verdict: UnsafeCell<[u8; VERDICT]>,
+    pub failure: UnsafeCell<[u8; FAILURE]>,
 }
 
 #[repr(C, align(64))]
-pub struct Desk {
-    pub posts: [Post; 2],
+pub struct RankSlots {
+    pub slots: [Slot; 2],
     /// The last collective whose second phase this rank has finished.
     pub done: Line<AtomicU64>,
     /// The collective in which this rank stopped waiting for what others would lay.
     pub gave_up: Line<AtomicU64>,
     /// Changes when a parked owner should look again.
-    pub bell: Line<AtomicU32>,
+    pub doorbell: Line<AtomicU32>,
     pub parked: Line<AtomicU32>,
     /// One more than the number of collectives after which it left; 0 while it is here.
     pub left: Line<AtomicU64>,
@@ -39,7 +39,7 @@ pub struct Desk {
 pub struct Line<T>(pub T);
 
 #[repr(C, align(64))]
-pub struct Post {
+pub struct Slot {
     /// The sequence number, written last.
     pub stamp: AtomicU64,
     pub signature: UnsafeCell<[u64; 5]>,
@@ -52,7 +52,7 @@ pub struct Post {
     pub reason: UnsafeCell<[u8; REASON]>,
 }
 
-/// Bytes of the board for that many ranks. All zero is a fresh one.
+/// Bytes of the slots for that many ranks. All zero is a fresh one.
 pub fn bytes(ranks: usize) -> usize {
-    size_of::<Head>() + ranks * size_of::<Desk>()
+    size_of::<Header>() + ranks * size_of::<RankSlots>()
 }

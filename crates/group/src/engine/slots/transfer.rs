@@ -1,6 +1,6 @@
 //! How contributions are combined, once all ranks have met.
 
-use super::{Board, Reach};
+use super::{Reach, SharedSlots};
 use crate::Error;
 use crate::buffer::Buffer;
 use crate::call::{Op, Reduce, Signature};
@@ -9,7 +9,7 @@ use crate::reduce::Fold;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-impl Board {
+impl SharedSlots {
     /// A world of one has nothing to combine, but a mean of one part is still finished like any other.
     pub(super) fn alone(&self, signature: &Signature, buffer: &mut Buffer) {
         if let Some(fold) = signature.op.reduce().and_then(|reduce| Fold::new(reduce, signature.dtype)) {
@@ -21,9 +21,9 @@ impl Board {
         }
     }
 
-    /// All contributions are on the posts: every rank takes what it needs and combines for itself.
+    /// All contributions are on the slots: every rank takes what it needs and combines for itself.
     pub(super) fn small(&self, signature: &Signature, buffer: &mut Buffer) {
-        let data = |rank: usize| self.post_of(rank, signature.sequence).data.get().cast::<u8>().cast_const();
+        let data = |rank: usize| self.slot(rank, signature.sequence).data.get().cast::<u8>().cast_const();
         let (bytes, units) = (buffer.bytes, signature.length as usize);
         let unit = bytes / units;
         let target = buffer.at(0);
@@ -31,13 +31,13 @@ impl Board {
             let fold = Fold::new(reduce, signature.dtype).expect("checked at the call");
             let mut leaves = Vec::with_capacity(self.program.len());
             for rank in 0..self.layout.ranks() {
-                // SAFETY: parts lie one after another on the post and fit it: all ranks agree on the length.
+                // SAFETY: parts lie one after another on the slot and fit it: all ranks agree on the length.
                 leaves.extend(
                     (0..self.parts[rank])
                         .map(|p| unsafe { data(rank).add(p * buffer.stride + range.start * unit) }),
                 );
             }
-            // SAFETY: leaves are posts that stay as they are; the target is this rank's own buffer.
+            // SAFETY: leaves are slots that stay as they are; the target is this rank's own buffer.
             unsafe {
                 fold.tree(
                     &self.program,
@@ -52,7 +52,7 @@ impl Board {
         };
         let copy = |rank: usize, range: Range<usize>| {
             if rank != self.rank {
-                // SAFETY: a post that stays as it is, into this rank's own buffer.
+                // SAFETY: a slot that stays as it is, into this rank's own buffer.
                 unsafe {
                     std::ptr::copy_nonoverlapping(
                         data(rank).add(range.start * unit),
@@ -87,11 +87,11 @@ impl Board {
         let mut regions = Vec::with_capacity(self.layout.ranks());
         for rank in 0..self.layout.ranks() {
             // SAFETY: stamped.
-            let id = unsafe { *self.post_of(rank, signature.sequence).buffer.get() };
+            let id = unsafe { *self.slot(rank, signature.sequence).buffer.get() };
             let region =
                 if rank == self.rank { buffer.region.clone() } else { reach.buffer(rank, id, wait.until)? };
             if region.bytes() < buffer.stride * (self.parts[rank] - 1) + buffer.start + buffer.bytes {
-                return Err(Error::system("board", format!("the buffer of rank {rank} is too short")));
+                return Err(Error::system("slots", format!("the buffer of rank {rank} is too short")));
             }
             regions.push(region);
         }

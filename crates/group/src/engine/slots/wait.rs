@@ -1,6 +1,6 @@
 //! How a rank waits for the others, and wakes them.
 
-use super::{Board, Reach};
+use super::{Reach, SharedSlots};
 use crate::call::Signature;
 use crate::engine::Wait;
 use crate::{Error, Loss, futex};
@@ -14,7 +14,7 @@ const SPIN: Duration = Duration::from_millis(1);
 /// The longest sleep without looking around.
 const NAP: Duration = Duration::from_millis(100);
 
-impl Board {
+impl SharedSlots {
     /// Waits until the condition holds for every peer, spinning first if that pays, then parked.
     pub(super) fn wait_all(
         &self,
@@ -30,7 +30,7 @@ impl Board {
         let begun = Instant::now();
         let mut last = begun;
         let mut turns = 0u32;
-        let desk = self.desk(self.rank);
+        let rank_slots = self.rank_slots(self.rank);
         while let Some(rank) = missing {
             let next = |parked: bool| {
                 // What ended the group counts only if what we wait for did not come before it.
@@ -50,18 +50,18 @@ impl Board {
                 }
                 continue;
             }
-            let bell = desk.bell.0.load(SeqCst);
-            desk.parked.0.store(1, SeqCst);
+            let doorbell = rank_slots.doorbell.0.load(SeqCst);
+            rank_slots.parked.0.store(1, SeqCst);
             let there = next(true);
             if !matches!(there, Ok(false)) {
-                desk.parked.0.store(0, SeqCst);
+                rank_slots.parked.0.store(0, SeqCst);
                 there?;
                 missing = self.passed(rank, &mut last, &ready);
                 continue;
             }
             let left = wait.until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                desk.parked.0.store(0, SeqCst);
+                rank_slots.parked.0.store(0, SeqCst);
                 let missing: Vec<usize> = self.peers().filter(|&r| !ready(r)).collect();
                 if missing.is_empty() {
                     return Ok(());
@@ -75,8 +75,8 @@ impl Board {
                     stopped,
                 });
             }
-            futex::wait(&desk.bell.0, bell, left.min(NAP));
-            desk.parked.0.store(0, SeqCst);
+            futex::wait(&rank_slots.doorbell.0, doorbell, left.min(NAP));
+            rank_slots.parked.0.store(0, SeqCst);
         }
         Ok(())
     }
@@ -91,10 +91,10 @@ impl Board {
 
     /// Why waiting for this rank is in vain, if it is.
     fn over(&self, rank: usize) -> Option<Error> {
-        if let Some(error) = self.verdict() {
+        if let Some(error) = self.failure() {
             return Some(error);
         }
-        match self.desk(rank).left.0.load(Acquire) {
+        match self.rank_slots(rank).left.0.load(Acquire) {
             0 => None,
             after => Some(Error::RankLost { rank, cause: Loss::Left { after: after - 1 } }),
         }
@@ -105,19 +105,19 @@ impl Board {
         // Either the peer sees what was stored before, or we see that it is parked.
         fence(SeqCst);
         for rank in self.peers() {
-            let desk = self.desk(rank);
-            if desk.parked.0.load(SeqCst) != 0 {
-                desk.bell.0.fetch_add(1, SeqCst);
-                futex::wake(&desk.bell.0);
+            let rank_slots = self.rank_slots(rank);
+            if rank_slots.parked.0.load(SeqCst) != 0 {
+                rank_slots.doorbell.0.fetch_add(1, SeqCst);
+                futex::wake(&rank_slots.doorbell.0);
             }
         }
     }
 
     pub(super) fn ring_all(&self) {
         for rank in 0..self.layout.ranks() {
-            let desk = self.desk(rank);
-            desk.bell.0.fetch_add(1, SeqCst);
-            futex::wake(&desk.bell.0);
+            let rank_slots = self.rank_slots(rank);
+            rank_slots.doorbell.0.fetch_add(1, SeqCst);
+            futex::wake(&rank_slots.doorbell.0);
         }
     }
 }
