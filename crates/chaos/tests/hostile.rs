@@ -48,14 +48,14 @@ fn number(device: &dyn Device, id: u64) {
 fn versions_that_do_not_meet_are_refused_with_those_that_would() {
     let server = server();
     for (versions, fits) in
-        [((0, 0), None), ((3, 9), None), ((u64::MAX, u64::MAX), None), ((1, 9), Some(2)), ((0, 1), Some(1))]
+        [((0, 0), None), ((4, 9), None), ((u64::MAX, u64::MAX), None), ((1, 9), Some(3)), ((0, 1), Some(1))]
     {
         let mut greeting = hello(b"", Purpose::Open { device: String::new() });
         greeting.versions = versions;
         let answer = Raw::connect(server.address()).greet(&greeting);
         match fits {
             Some(version) => assert_eq!(answer.unwrap().version, version),
-            None => assert_eq!(answer.unwrap_err(), Refusal::Version(1, 2), "{versions:?}"),
+            None => assert_eq!(answer.unwrap_err(), Refusal::Version(1, 3), "{versions:?}"),
         }
     }
     lives(&server);

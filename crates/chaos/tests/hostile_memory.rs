@@ -137,6 +137,35 @@ fn many_small_values_count_as_what_they_take() {
 }
 
 #[test]
+fn recalls_of_values_to_come_do_not_hold_up_others() {
+    let server = server(64 << 20);
+    let (mut raw, _client) = raw(&server);
+    let capability = |id: u64| std::array::from_fn(|k| id.to_le_bytes()[k % 8] ^ 0x5a);
+    let ask = |raw: &mut Raw, id: u64| {
+        let milliseconds = 3_600_000;
+        raw.send(&Message::Expose { id: Id(id), capability: capability(id), fetches: 1, milliseconds });
+        assert!(raw.send(&Message::Recall { request: id, capability: capability(id) }));
+    };
+    // More than may wait at once, for what the stream has not come to.
+    (2..=200).for_each(|id| ask(&mut raw, id));
+    ask(&mut raw, 1);
+    let answer = |raw: &mut Raw| loop {
+        match raw.answer().expect("an answer") {
+            (kind::VALUE, payload) => break kiln_ir::wire::Reader::new(&payload).int().unwrap(),
+            (kind::PIECE, _) => {}
+            (other, _) => panic!("an answer of kind {other}"),
+        }
+    };
+    upload(&mut raw, 1, 4);
+    assert_eq!(answer(&mut raw), 1);
+    (2..=200).for_each(|id| upload(&mut raw, id, 4));
+    let mut all: Vec<u64> = (2..=200).map(|_| answer(&mut raw)).collect();
+    all.sort_unstable();
+    assert_eq!(all, (2..=200).collect::<Vec<u64>>());
+    lives(&server);
+}
+
+#[test]
 fn exposures_of_a_session_are_bounded() {
     let server = server(64 << 20);
     let (mut raw, client) = raw(&server);
@@ -209,7 +238,10 @@ fn uploads_run_ahead_of_the_stream_only_so_far_and_arrive_whole() {
     let device = kiln_chaos::program::handle(remote.clone());
     let one = kiln::Tensor::ones([1], &device);
     let call = CustomCall { name: "memory.blocks".into(), attrs: Vec::new() };
-    let _blocked = kiln::Tensor::apply(Op::Custom(Arc::new(call)), &[&one]);
+    let blocked = kiln::Tensor::apply(Op::Custom(Arc::new(call)), &[&one]).remove(0);
+    let answer = blocked.to_data_async();
+    let session = |s: &Serving| s.server.registry.list().into_iter().find(|c| c.program != "raw");
+    assert!(server.until(PATIENCE, |s| session(s).is_some_and(|c| c.computing().is_some())));
     let (mut raw, client) = raw(&server);
     let call = Op::Custom(Arc::new(CustomCall { name: "memory.blocks".into(), attrs: Vec::new() }));
     raw.define(1, &[Item::Run(Node::new(call, &[], &[Id(9999)]))]);
@@ -225,17 +257,19 @@ fn uploads_run_ahead_of_the_stream_only_so_far_and_arrive_whole() {
     assert!(ahead > 16 << 20 && ahead < 48 << 20, "{ahead} bytes ahead");
     assert!(client.reason().unwrap().contains("window"), "{:?}", client.reason());
     // One that keeps to it sends more than that while its session computes, and all of it arrives.
-    let values: Vec<_> =
-        (0..100u8).map(|i| kiln::Tensor::from_vec(vec![f32::from(i); 1 << 18], [1 << 18], &device)).collect();
-    let first = values[0].to_data_async();
-    let other = server.server.registry.list().into_iter().find(|c| c.program != "raw").unwrap();
+    let writer = device.clone();
+    let write = move |i: u8| kiln::Tensor::from_vec(vec![f32::from(i); 1 << 18], [1 << 18], &writer);
+    let values = std::thread::spawn(move || (0..100).map(write).collect::<Vec<_>>());
+    let other = session(&server).unwrap();
     let far = server.until(PATIENCE, |_| other.session().held().0 > 32 << 20);
-    assert!(far, "{:?} {:?} {:?}", other.session().held(), other.session().load(), other.computing());
+    let (held, load) = (other.session().held(), other.computing());
+    assert!(far, "{held:?} {load:?}");
     std::thread::sleep(Duration::from_millis(300));
     let (ahead, _) = other.session().held();
     assert!(ahead < 48 << 20, "{ahead} bytes ahead");
     GO.store(true, Ordering::SeqCst);
-    assert!(first.wait().is_ok());
+    assert!(answer.wait().is_ok());
+    let values = values.join().unwrap();
     for (i, value) in values.iter().enumerate() {
         assert_eq!(value.to_vec::<f32>().unwrap(), vec![i as f32; 1 << 18]);
     }

@@ -371,7 +371,15 @@ fn a_snapshot_in_files_outlives_the_next_crash() {
     let mut server = Process::serve(kiln(), 0, &[]);
     let (port, url) = (server.address().port(), url(&server));
     let mut run = train(&url);
-    let (maps, start) = (format!("/proc/{}/maps", run.id()), Instant::now());
+    let (files, start) = (format!("/proc/{}/fd", run.id()), Instant::now());
+    let spilled = || {
+        let open = std::fs::read_dir(&files).unwrap().flatten();
+        let spill = |path: &std::path::Path| {
+            std::fs::read_link(path).is_ok_and(|name| name.to_string_lossy().contains("kiln-spill"))
+        };
+        let large = |path: &std::path::Path| std::fs::metadata(path).is_ok_and(|file| file.len() > 100_000);
+        open.map(|entry| entry.path()).any(|path| spill(&path) && large(&path))
+    };
     while !server.log().iter().any(|line| line.contains("session")) {
         assert!(start.elapsed() < PATIENCE, "{:?}", server.log());
         std::thread::sleep(Duration::from_millis(10));
@@ -379,7 +387,7 @@ fn a_snapshot_in_files_outlives_the_next_crash() {
     // The first crash makes the client take a snapshot, the second makes it use that.
     server.kill();
     server = Process::serve(kiln(), port, &[]);
-    while !std::fs::read_to_string(&maps).unwrap().contains("kiln-spill") {
+    while !spilled() {
         assert!(start.elapsed() < PATIENCE, "no snapshot went to a file");
         std::thread::sleep(Duration::from_millis(1));
     }

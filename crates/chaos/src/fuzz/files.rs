@@ -4,7 +4,7 @@ use kiln::nn::Checkpoint;
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Data, Device, Place, Record, replay};
 use kiln_ir::wire::Reader;
-use kiln_ir::{DType, Id, text};
+use kiln_ir::{DType, Id, Item, text};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -51,14 +51,13 @@ fn ran(device: &dyn Device) -> Vec<Result<Vec<u8>, String>> {
         });
         device.write(*id, Data::new(*meta, Bytes::new(bytes.collect::<Vec<u8>>())), Place::Reuse);
     }
-    let outs: Vec<Id> = program
-        .items
-        .iter()
-        .filter_map(|item| match item {
-            kiln_ir::Item::Run(node) => Some(node.outs[0]),
-            kiln_ir::Item::Free(_) => None,
-        })
-        .collect();
+    let mut outs: Vec<Id> = Vec::new();
+    for item in &program.items {
+        match item {
+            Item::Run(node) => outs.push(node.outs[0]),
+            Item::Free(id) => outs.retain(|out| out != id),
+        }
+    }
     device.submit(Batch { items: program.items, ..Batch::default() });
     let read =
         |id: &Id| device.read(*id).wait().map(|data| data.bytes.to_vec()).map_err(|e| e.root().to_string());

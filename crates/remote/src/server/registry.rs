@@ -186,7 +186,11 @@ impl Client {
             let (shown, later) = executor.show(exposes);
             self.session().expose_later(later);
             let some = !shown.is_empty();
-            shown.into_iter().for_each(|shown| self.moves.expose(self.number, shown));
+            for shown in shown {
+                let capability = shown.capability;
+                self.moves.expose(self.number, shown);
+                self.session().shown(capability);
+            }
             looked = start.elapsed().as_micros() as u64;
             if some && !self.session().is_ready() {
                 return Ok(Some(looked));

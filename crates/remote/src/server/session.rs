@@ -15,7 +15,7 @@ use kiln_device::{Bytes, Data, Device, Error, Place, Share};
 use kiln_ir::{Id, Meta};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -100,6 +100,10 @@ pub struct Session {
     /// Questions for what is exposed: those that wait for it, and those that wait for their turn.
     recalling: usize,
     recalls: VecDeque<(u64, Capability)>,
+    /// What the stream has not come to, and who asked for it: these take no turn, or they would hold up what they wait
+    /// for. Keyed: clients choose capabilities.
+    unshown: HashMap<Capability, Vec<u64>>,
+    early: usize,
     /// Values to be exposed, and whether all of them were looked for since the last task.
     exposes: Vec<Expose>,
     looked: bool,
@@ -156,6 +160,8 @@ impl Session {
             orders: Vec::new(),
             recalling: 0,
             recalls: VecDeque::new(),
+            unshown: HashMap::new(),
+            early: 0,
             exposes: Vec::new(),
             looked: true,
         }
@@ -240,12 +246,19 @@ impl Session {
                         self.orders.push(Order::Announce(capability));
                         let patience = Duration::from_millis(milliseconds);
                         self.exposes.push(Expose { id, capability, fetches, patience });
+                        self.unshown.entry(capability).or_default();
                         self.looked = false;
                     }
-                    Message::Recall { request, capability } if self.recalls.len() < MOST_RECALLS => {
-                        self.recalls.push_back((request, capability));
+                    Message::Recall { .. } if self.recalls.len() + self.early >= MOST_RECALLS => {
+                        return Err(ProtocolError::Misuse("too many recalls"));
                     }
-                    Message::Recall { .. } => return Err(ProtocolError::Misuse("too many recalls")),
+                    Message::Recall { request, capability } => match self.unshown.get_mut(&capability) {
+                        Some(waiting) => {
+                            waiting.push(request);
+                            self.early += 1;
+                        }
+                        None => self.recalls.push_back((request, capability)),
+                    },
                     Message::Withdraw { transfer, error } => {
                         self.lost_assembly(transfer)?.memory = Memory::None(Box::new(error));
                     }
@@ -485,6 +498,13 @@ impl Session {
             true => Vec::new(),
             false => std::mem::take(&mut self.exposes),
         }
+    }
+
+    /// A value is exposed: who asked for it takes turns with the others.
+    pub fn shown(&mut self, capability: Capability) {
+        let waiting = self.unshown.remove(&capability).unwrap_or_default();
+        self.early -= waiting.len();
+        self.recalls.extend(waiting.into_iter().map(|request| (request, capability)));
     }
 
     /// Values that are to be exposed once the stream has come to them.
