@@ -18,7 +18,9 @@ pub fn follow() -> Result<(), String> {
     }
     let copy = root().join("target/guide");
     let write = || -> io::Result<()> {
-        for part in ["Cargo.toml", "Cargo.lock", "crates", "xtask", "examples", "README.md", ".cargo"] {
+        for part in
+            ["Cargo.toml", "Cargo.lock", "crates", "checks", "xtask", "examples", "README.md", ".cargo"]
+        {
             mirror(&root().join(part), &copy.join(part))?;
         }
         let table = fs::read_to_string(copy.join(TABLE))?;

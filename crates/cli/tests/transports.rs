@@ -60,7 +60,7 @@ fn the_golden_cases_hold_over_every_transport() {
     let token = folder.0.join("token");
     std::fs::write(&token, "proofs").unwrap();
     let socket = format!("unix:{}", folder.0.join("socket").display());
-    let file = |name: &str| beside("../chaos/tls").join(name).display().to_string();
+    let file = |name: &str| beside("../../checks/chaos/tls").join(name).display().to_string();
     let server = Server::start(&[
         "--listen",
         "127.0.0.1:0",
@@ -71,7 +71,7 @@ fn the_golden_cases_hold_over_every_transport() {
         "--tls-key",
         &file("key.pem"),
     ]);
-    let cases = beside("../conform/cases");
+    let cases = beside("../../checks/conform/cases");
     let count = std::fs::read_to_string(cases.join("cases.jsonl")).unwrap().lines().count();
     assert!(count > 400, "{count} cases");
     let conform = |url: &str| {

@@ -4,7 +4,7 @@
 //! recurs each core finds most of its data in its own cache. The caller finishes whatever nobody claimed, so a preempted
 //! worker delays only the chunk it holds. Called by kernels; a nested or second caller runs inline, which is why
 //! nothing here can deadlock. Results must not depend on who ran a chunk: index partials by chunk.
-//! Deliberately absent: queues, futures, stealing, priorities. `crates/explore` runs this file under all kinds of schedules.
+//! Deliberately absent: queues, futures, stealing, priorities. `checks/schedules` runs this file under all kinds of schedules.
 
 use crate::stop;
 use crate::sync::thread::{self, Thread};

@@ -1,5 +1,5 @@
 //! Work that is executed in order by whoever holds the executor: a thread that waits for an answer runs the queue
-//! itself, a background thread runs it where nobody waits. Knows nothing of the work. `crates/explore` runs this file
+//! itself, a background thread runs it where nobody waits. Knows nothing of the work. `checks/schedules` runs this file
 //! under all kinds of schedules.
 
 use crate::sync::{Condvar, Mutex, MutexGuard};

@@ -1,4 +1,4 @@
-//! What the queue synchronises with: the standard library. `crates/explore` builds the same file on the primitives of a
+//! What the queue synchronises with: the standard library. `checks/schedules` builds the same file on the primitives of a
 //! schedule explorer.
 
 pub(crate) use std::sync::{Condvar, Mutex, MutexGuard};

@@ -764,7 +764,7 @@ mod tests {
     }
 
     async fn answer(rules: Rules, peer: &str, words: Vec<u8>) -> Vec<u8> {
-        let tls = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chaos/tls");
+        let tls = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checks/chaos/tls");
         let acceptor = crate::transport::server_tls(&tls.join("cert.pem"), &tls.join("key.pem")).unwrap();
         let (mut near, far) = tokio::io::duplex(1 << 16);
         near.write_all(&words).await.unwrap();

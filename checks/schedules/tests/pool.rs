@@ -1,6 +1,6 @@
 //! Claiming, parking, waking and waiting of the compute pool.
 
-use kiln_explore::pool::{Pool, set_threads};
+use kiln_schedules::pool::{Pool, set_threads};
 use shuttle::thread;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};

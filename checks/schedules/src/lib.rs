@@ -1,14 +1,13 @@
-//! The compute pool and the device's queue under a schedule explorer: the very files of `kiln-cpu` and
-//! `kiln-host`, built on primitives
-//! that give the explorer a say at every step. The tests run them through thousands of schedules, and a wake-up that gets
+//! The compute pool and the device's queue under a schedule explorer: the very files of `kiln-cpu` and `kiln-host`, built
+//! on primitives that give the explorer a say at every step. The tests run them through thousands of schedules, and a wake-up that gets
 //! lost is a deadlock that the explorer names. It takes every atomic for sequentially consistent: orderings are argued for
 //! in the files, not tested here.
 
-#[path = "../../cpu/src/pool.rs"]
+#[path = "../../../crates/cpu/src/pool.rs"]
 pub mod pool;
-#[path = "../../host/src/queue.rs"]
+#[path = "../../../crates/host/src/queue.rs"]
 pub mod queue;
-#[path = "../../host/src/stop.rs"]
+#[path = "../../../crates/host/src/stop.rs"]
 #[allow(dead_code)]
 mod stop;
 

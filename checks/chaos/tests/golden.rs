@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 fn file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../remote/golden").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../crates/remote/golden").join(name)
 }
 
 fn hex(bytes: &[u8]) -> String {

@@ -1,6 +1,6 @@
 //! Handing work over between those who record, those who wait and the background thread.
 
-use kiln_explore::queue::Queue;
+use kiln_schedules::queue::Queue;
 use shuttle::sync::{Arc, Condvar, Mutex};
 use shuttle::thread;
 
