@@ -2,7 +2,7 @@
 
 use crate::Random;
 use kiln::prelude::*;
-use kiln_device::{Batch, Bytes, Data, Device as Driver, Pending, Place, Urgency};
+use kiln_device::{Batch, Bytes, Data, Driver, Pending, Place, Urgency};
 use kiln_ir::text::parse_op;
 use kiln_ir::{DType, Id, Item, Meta, Node};
 use sha2::{Digest, Sha256};

@@ -5,7 +5,7 @@ use kiln_chaos::program::stream;
 use kiln_chaos::proxy::Counts;
 use kiln_chaos::{At, Process, Proxy, Random, Way, What, open};
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device, Place, Urgency};
+use kiln_device::{Batch, Bytes, Data, Driver, Place, Urgency};
 use kiln_ir::text::parse_op;
 use kiln_ir::{DType, Id, Item, Meta, Node};
 use kiln_remote::Remote;
@@ -254,13 +254,13 @@ fn sessions(setup: &Setup) -> Outcome {
 }
 
 /// A matrix under this name.
-fn upload(device: &dyn Device, id: u64, shape: &[usize; 2]) {
+fn upload(device: &dyn Driver, id: u64, shape: &[usize; 2]) {
     let meta = Meta::new(DType::F32, *shape);
     device.write(Id(id), Data::new(meta, Bytes::new(vec![0u8; meta.bytes()])), Place::Reuse);
 }
 
 /// One product of a matrix with itself, waited for by reading one of its elements.
-fn product(device: &dyn Device, of: u64, to: u64) -> Result<(), String> {
+fn product(device: &dyn Driver, of: u64, to: u64) -> Result<(), String> {
     let dot = parse_op("dot transpose=false").expect("a known operation");
     let sum = parse_op("sum axes=[0,1] keep=false").expect("a known operation");
     let items = vec![
@@ -275,7 +275,7 @@ fn product(device: &dyn Device, of: u64, to: u64) -> Result<(), String> {
 }
 
 /// How long small reads take, sorted.
-fn times(device: &dyn Device, count: usize) -> Result<Vec<Duration>, String> {
+fn times(device: &dyn Driver, count: usize) -> Result<Vec<Duration>, String> {
     let mut times = Vec::new();
     for _ in 0..count {
         let start = Instant::now();

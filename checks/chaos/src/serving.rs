@@ -1,7 +1,7 @@
 //! A server in this process, on a port of this machine.
 
 use kiln_cpu::{Cpu, Reference};
-use kiln_device::{Device, Error};
+use kiln_device::{Driver, Error};
 use kiln_remote::client::Patience;
 use kiln_remote::server::moves::Moves;
 use kiln_remote::server::registry::{Config, Registry};
@@ -36,7 +36,7 @@ pub struct Options {
     /// Threads that compute.
     pub workers: usize,
     /// Opens the device of a session.
-    pub device: fn() -> Arc<dyn Device>,
+    pub device: fn() -> Arc<dyn Driver>,
 }
 
 impl Default for Options {

@@ -4,7 +4,7 @@ use kiln::prelude::*;
 use kiln_chaos::program::handle;
 use kiln_chaos::{Options, Proxy, Serving, open};
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device as Driver, DeviceInfo, Memory, Pending, Place};
+use kiln_device::{Batch, Bytes, Data, DeviceInfo, Driver, Memory, Pending, Place};
 use kiln_ir::text::parse_op;
 use kiln_ir::{DType, Id, Item, Meta, Node, Op};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -8,7 +8,7 @@ use kiln::prelude::*;
 use kiln_chaos::program::handle;
 use kiln_chaos::{At, Options, Proxy, Serving, Way, What, open};
 use kiln_cpu::Cpu;
-use kiln_device::{Device as _, Trace};
+use kiln_device::{Driver as _, Trace};
 use kiln_remote::Remote;
 use kiln_remote::protocol::message::kind;
 use kiln_remote::server::session::Quota;

@@ -384,7 +384,7 @@ fn another_server_stands_in_with_a_token_and_device_of_its_own() {
     drop(first);
     assert_eq!(x.to_vec::<f32>().unwrap(), [4.5, -6.0]);
     assert_eq!((remote.stats().replayed, wrong.sessions(), second.sessions()), (1, 0, 1));
-    assert!(kiln_device::Device::info(&*remote).name.contains("reference"));
+    assert!(kiln_device::Driver::info(&*remote).name.contains("reference"));
     let events = remote.events();
     let told = |start: &str, word: &str| events.iter().any(|e| e.starts_with(start) && e.contains(word));
     assert!(told(&lost, "is lost") && told(&stands, "stands in for"), "{events:?}");

@@ -4,7 +4,7 @@ use kiln::Tensor;
 use kiln_chaos::program::{handle, stream, train};
 use kiln_chaos::{Options, Raw, Serving, hello, open};
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Urgency};
+use kiln_device::{Batch, Bytes, Data, Driver, Error, Place, Urgency};
 use kiln_ir::custom::{CustomOp, register};
 use kiln_ir::text::parse_op;
 use kiln_ir::{CustomCall, DType, Id, Item, Meta, Node, Op, OpError};
@@ -35,11 +35,11 @@ fn node(op: &str, ins: &[u64], out: u64) -> Item {
     Item::Run(Node::new(parse_op(op).unwrap(), &ins, &[Id(out)]))
 }
 
-fn submit(device: &dyn Device, items: Vec<Item>) {
+fn submit(device: &dyn Driver, items: Vec<Item>) {
     device.submit(Batch { items, urgency: Urgency::Now, ..Batch::default() });
 }
 
-fn number(device: &dyn Device, id: u64) {
+fn number(device: &dyn Driver, id: u64) {
     let data = Data::new(Meta::new(DType::F32, [2]), Bytes::new(vec![0u8; 8]));
     device.write(Id(id), data, Place::Reuse);
 }
@@ -308,7 +308,7 @@ fn operations_that_make_no_sense_fail_as_they_do_locally() {
     let local = Cpu::start();
     let mut failed = 0;
     for (i, (op, metas)) in cases.iter().enumerate() {
-        let outcome = |device: &dyn Device| {
+        let outcome = |device: &dyn Driver| {
             let first = 100 * (i as u64 + 1);
             let ins: Vec<u64> = (0..metas.len() as u64).map(|n| first + n).collect();
             for (id, meta) in ins.iter().zip(*metas) {

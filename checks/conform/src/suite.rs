@@ -1,7 +1,7 @@
 //! The suite: every operation on a device, compared with the plain interpreter. It walks the tables by itself, so that
 //! a line added there is tested everywhere; a new class of operation does not compile without cases (`cases.rs`).
 //!
-//! In: any [`Device`], at its seam (write, submit, read). Out: a [`Finding`] for everything that differs. A case runs
+//! In: any [`Driver`], at its seam (write, submit, read). Out: a [`Finding`] for everything that differs. A case runs
 //! with its operands row-major and as views that moves in the same batch make, with frees at the earliest place. Then
 //! come what the rules of derivatives emit (`derivatives.rs`; the rules themselves are checked against differences in
 //! `kiln-grad`), text and wire forms (`forms.rs`), failures (`failures.rs`) and frees (`frees.rs`).
@@ -16,7 +16,7 @@ mod failures;
 mod forms;
 mod frees;
 
-use kiln_device::{Device, Error, Memory};
+use kiln_device::{Driver, Error, Memory};
 use kiln_ir::{DType, Meta, Op};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -28,12 +28,12 @@ use std::sync::Arc;
 /// let totals = kiln_conform::suite::check(device, &mut |finding| println!("{finding}"));
 /// assert_eq!(totals.findings, 0);
 /// ```
-pub fn check(device: Arc<dyn Device>, report: &mut dyn FnMut(&Finding)) -> Totals {
+pub fn check(device: Arc<dyn Driver>, report: &mut dyn FnMut(&Finding)) -> Totals {
     check_with(device, &Options::default(), report)
 }
 
 /// Runs the whole suite with options.
-pub fn check_with(device: Arc<dyn Device>, options: &Options, report: &mut dyn FnMut(&Finding)) -> Totals {
+pub fn check_with(device: Arc<dyn Driver>, options: &Options, report: &mut dyn FnMut(&Finding)) -> Totals {
     let start = settled(&*device);
     let mut suite = Suite::new(device, options, report);
     for class in cases::Class::ALL {
@@ -148,7 +148,7 @@ impl std::fmt::Display for Finding {
 }
 
 struct Suite<'a> {
-    device: Arc<dyn Device>,
+    device: Arc<dyn Driver>,
     options: &'a Options,
     report: &'a mut dyn FnMut(&Finding),
     totals: Totals,
@@ -159,7 +159,7 @@ struct Suite<'a> {
 }
 
 impl<'a> Suite<'a> {
-    fn new(device: Arc<dyn Device>, options: &'a Options, report: &'a mut dyn FnMut(&Finding)) -> Suite<'a> {
+    fn new(device: Arc<dyn Driver>, options: &'a Options, report: &'a mut dyn FnMut(&Finding)) -> Suite<'a> {
         let (totals, names, drawn) = (Totals::default(), BTreeSet::new(), 0);
         Suite { device, options, report, totals, names, drawn }
     }
@@ -180,7 +180,7 @@ impl<'a> Suite<'a> {
     }
 }
 
-fn settled(device: &dyn Device) -> Memory {
+fn settled(device: &dyn Driver) -> Memory {
     let _ = device.sync().wait();
     device.memory()
 }

@@ -2,10 +2,10 @@
 
 use kiln_conform::suite::{Totals, check};
 use kiln_cpu::{Cpu, Reference, pool};
-use kiln_device::{Device, Profile, Record};
+use kiln_device::{Driver, Profile, Record};
 use std::sync::Arc;
 
-fn passes(name: &str, device: Arc<dyn Device>) -> Totals {
+fn passes(name: &str, device: Arc<dyn Driver>) -> Totals {
     let mut texts = Vec::new();
     let totals = check(device, &mut |finding| {
         if texts.len() < 20 {

@@ -290,7 +290,7 @@ fn stopped(grace: Duration) -> Result<tokio::sync::oneshot::Receiver<()>, Box<dy
 /// What a server ends with that could not finish: as after SIGTERM.
 const ENDED_EARLY: i32 = 128 + libc::SIGTERM;
 
-fn open(device: &str) -> Option<Arc<dyn kiln::device::Device>> {
+fn open(device: &str) -> Option<Arc<dyn kiln::device::Driver>> {
     match device {
         "reference" => Some(Arc::new(kiln::device::Reference::start())),
         "cpu" => Some(Arc::new(kiln::device::Cpu::start())),

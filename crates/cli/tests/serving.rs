@@ -7,7 +7,7 @@ use kiln::remote::protocol::greeting::Purpose;
 use kiln::remote::protocol::message::{Message, kind};
 use kiln_chaos::process::{signal, usage};
 use kiln_chaos::{Process, Raw, hello, open};
-use kiln_device::{Batch, Device, Error, Urgency};
+use kiln_device::{Batch, Driver, Error, Urgency};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
@@ -30,7 +30,7 @@ fn url(address: SocketAddr) -> String {
 }
 
 /// Two operations, no memory, and hours of work.
-fn endless(device: &dyn Device) {
+fn endless(device: &dyn Driver) {
     let op = |text: &str, ins: &[Id], out| Item::Run(Node::new(parse_op(text).unwrap(), ins, &[Id(out)]));
     let items = vec![
         op("full shape=[68719476736,64] value=f32:1.0", &[], 1),

@@ -3,7 +3,7 @@
 #![cfg(target_arch = "x86_64")]
 
 use kiln_cpu::{Cpu, pool};
-use kiln_device::{Batch, Bytes, Data, Device, Place, Urgency};
+use kiln_device::{Batch, Bytes, Data, Driver, Place, Urgency};
 use kiln_ir::{DType, Id, text};
 use std::arch::asm;
 

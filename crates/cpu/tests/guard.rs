@@ -3,7 +3,7 @@
 
 use kiln_cpu::Cpu;
 use kiln_cpu::arena::{Arena, Place};
-use kiln_device::{Batch, Device};
+use kiln_device::{Batch, Driver};
 use kiln_ir::{Id, text};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};

@@ -2,7 +2,7 @@
 //! means, and nothing written past a buffer. Worth a run with `--release` too, where arithmetic wraps around.
 
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place, Record, Urgency, replay};
+use kiln_device::{Batch, Bytes, Data, Driver, Error, Place, Record, Urgency, replay};
 use kiln_ir::{
     AxisSet, Binary, Conv, ConvKind, DType, Id, Item, Meta, Move, Named, Node, Op, OpError, ReduceKind,
     Scalar, ScanKind, Shape, Unary,

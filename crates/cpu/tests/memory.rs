@@ -3,7 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use kiln_cpu::{Cpu, Reference};
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
+use kiln_device::{Batch, Bytes, Data, Driver, Error, Place};
 use kiln_ir::{DType, Id, Item, Meta, text};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ fn status(field: &str) -> usize {
 }
 
 /// Why the last value of a program is not there.
-fn failure(device: &dyn Device, program: &str) -> Option<Error> {
+fn failure(device: &dyn Driver, program: &str) -> Option<Error> {
     let program = text::parse(program).unwrap();
     for (id, meta) in &program.inputs {
         device.write(*id, Data::new(*meta, Bytes::new(vec![0; meta.bytes()])), Place::Reuse);
@@ -75,7 +75,7 @@ const LONG: &[&str] = &[
 #[test]
 fn what_does_not_fit_is_an_error_and_is_never_taken() {
     for (name, device) in
-        [("cpu", Box::new(Cpu::start()) as Box<dyn Device>), ("reference", Box::new(Reference::start()))]
+        [("cpu", Box::new(Cpu::start()) as Box<dyn Driver>), ("reference", Box::new(Reference::start()))]
     {
         device.limit(Some(LIMIT));
         // What runs once for the process is not the programs' doing.
@@ -119,7 +119,7 @@ fn what_does_not_fit_is_an_error_and_is_never_taken() {
 fn temporaries_count() {
     // The values alone would fit.
     let program = "a = full shape=[3000000] value=f32:1.0\nb, c = sort a axis=0 descending=false take=1";
-    for device in [Box::new(Cpu::start()) as Box<dyn Device>, Box::new(Reference::start())] {
+    for device in [Box::new(Cpu::start()) as Box<dyn Driver>, Box::new(Reference::start())] {
         device.limit(Some(24 * MIB));
         let error = failure(&*device, program).unwrap();
         assert!(matches!(error.root(), Error::OutOfMemory { limit: 25_165_824, .. }), "{error}");

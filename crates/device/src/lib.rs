@@ -1,4 +1,4 @@
-//! The seam between recording and executing: a [`Device`] takes batches of the stream and gives values back.
+//! The seam between recording and executing: a [`Driver`] takes batches of the stream and gives values back.
 //!
 //! Above it, tensors record; below it, kernels, servers and decorators execute. The trait is small and names no
 //! operation, so that a decorator ([`Record`], [`Profile`]) is a page of code. Also here: errors as they reach the user
@@ -46,7 +46,7 @@ pub type Wish = Arc<dyn Fn() -> Option<Bytes> + Send + Sync>;
 ///
 /// Calls take effect in the order in which they are made. A failed operation poisons the values it would have given,
 /// and what depends on them; it never fails the device.
-pub trait Device: Send + Sync + 'static {
+pub trait Driver: Send + Sync + 'static {
     /// What it is and can do.
     fn info(&self) -> DeviceInfo;
 
@@ -64,7 +64,7 @@ pub trait Device: Send + Sync + 'static {
     /// The content of a value as of now in the stream: the place is taken here, not when the answer is waited for.
     fn read(&self, id: Id) -> Pending<Data>;
 
-    /// Like [`Device::read`], for a caller who knows what the value is: another one is an error. Devices of this process
+    /// Like [`Driver::read`], for a caller who knows what the value is: another one is an error. Devices of this process
     /// do not err.
     fn read_as(&self, id: Id, _meta: Meta) -> Pending<Data> {
         self.read(id)
@@ -76,7 +76,7 @@ pub trait Device: Send + Sync + 'static {
     /// Whether the device executes this operation itself. If not, the recording side lowers or refuses it.
     fn supports(&self, op: &Op, ins: &[Meta]) -> bool;
 
-    /// Whether [`Device::supports`] holds for everything, so that it need not be asked each time.
+    /// Whether [`Driver::supports`] holds for everything, so that it need not be asked each time.
     fn supports_all(&self) -> bool {
         false
     }
@@ -101,18 +101,18 @@ pub trait Device: Send + Sync + 'static {
         data
     }
 
-    /// Host memory of `len` bytes for the content of a value, which [`Device::write`] then takes over without a copy.
+    /// Host memory of `len` bytes for the content of a value, which [`Driver::write`] then takes over without a copy.
     /// Nothing where any memory will do.
     fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
         None
     }
 
     /// Asks for value `id`, which a batch yet to be submitted defines, to be computed in that memory ([`Host::target`]),
-    /// where nobody else reads or writes until a [`Device::read`] of it is answered or [`Host::reached`] has told of it, and
+    /// where nobody else reads or writes until a [`Driver::read`] of it is answered or [`Host::reached`] has told of it, and
     /// the device never after that. Where it was, the answer's bytes are that memory.
     fn wish(&self, _id: Id, _memory: Wish) {}
 
-    /// Whether [`Device::wish`] is ever followed.
+    /// Whether [`Driver::wish`] is ever followed.
     fn follows_wishes(&self) -> bool {
         false
     }
@@ -125,7 +125,7 @@ pub trait Device: Send + Sync + 'static {
         _id: Id,
         _meta: Meta,
         _place: Place,
-        _source: &dyn Device,
+        _source: &dyn Driver,
         _from: Id,
         _keep: Keep,
     ) -> bool {
@@ -139,7 +139,7 @@ pub trait Device: Send + Sync + 'static {
     }
 
     /// The device itself, or the one below a decorator: for another of its kind that has a short way to it, and for
-    /// tools that know it. What it is says [`Device::locality`], not whether there is something here.
+    /// tools that know it. What it is says [`Driver::locality`], not whether there is something here.
     fn any(&self) -> Option<&dyn Any> {
         None
     }
@@ -164,7 +164,7 @@ pub trait Device: Send + Sync + 'static {
     fn close(&self) {}
 
     /// Ends what is running as soon as it can be, and fails it, everything that waits and everything asked afterwards
-    /// with [`Error::Stopped`]. Unlike [`Device::close`] it does not wait, and it may be called from any thread while
+    /// with [`Error::Stopped`]. Unlike [`Driver::close`] it does not wait, and it may be called from any thread while
     /// another one computes. A device is not used again afterwards.
     fn stop(&self) {
         self.close();

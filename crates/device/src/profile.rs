@@ -3,7 +3,7 @@
 //! its operations do not overlap; or it has the device note what it runs, on its own clock ([`Profile::there`]): then
 //! nothing runs differently, and fused groups are seen as what they are.
 
-use crate::{Batch, Data, Device, DeviceInfo, Error, Keep, Pending, Place, Span, Spans, Urgency, pending};
+use crate::{Batch, Data, DeviceInfo, Driver, Error, Keep, Pending, Place, Span, Spans, Urgency, pending};
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// A device that measures another.
 pub struct Profile {
-    inner: Arc<dyn Device>,
+    inner: Arc<dyn Driver>,
     /// The device notes what it runs.
     there: bool,
     notes: Arc<Notes>,
@@ -143,14 +143,14 @@ pub struct OpProfile {
 
 impl Profile {
     /// Measures `inner` one operation at a time; the trace goes to `path` as it grows.
-    pub fn new(inner: Arc<dyn Device>, path: Option<PathBuf>) -> Result<Profile, Error> {
+    pub fn new(inner: Arc<dyn Driver>, path: Option<PathBuf>) -> Result<Profile, Error> {
         Ok(Profile { inner, there: false, notes: Arc::new(Notes::begin(path)?) })
     }
 
     /// Has `inner` note what it runs: for a device on a server, which then shows its own kernels and times. In the trace
     /// it is a process of its own, beside what the program waited for. What ran before an answer to a read or sync is in
     /// the trace when that answer is given.
-    pub fn there(inner: Arc<dyn Device>, path: Option<PathBuf>) -> Result<Profile, Error> {
+    pub fn there(inner: Arc<dyn Driver>, path: Option<PathBuf>) -> Result<Profile, Error> {
         inner.trace(true)?;
         let notes = Notes::begin(path)?;
         notes.put(&Track::Program.named("program"));
@@ -245,7 +245,7 @@ impl Profile {
 }
 
 /// Takes what a device has noted, answer after answer, then does the rest.
-fn take(inner: Arc<dyn Device>, notes: Arc<Notes>, most: usize, then: Box<dyn FnOnce() + Send>) {
+fn take(inner: Arc<dyn Driver>, notes: Arc<Notes>, most: usize, then: Box<dyn FnOnce() + Send>) {
     notes.state().unasked = 0;
     let asked = notes.start.elapsed();
     inner.clone().spans(usize::MAX).on_answer(move |answer| {
@@ -329,7 +329,7 @@ impl Clock {
     }
 }
 
-impl Device for Profile {
+impl Driver for Profile {
     fn info(&self) -> DeviceInfo {
         let info = self.inner.info();
         DeviceInfo { name: format!("profile<{}>", info.name), ..info }
@@ -380,7 +380,7 @@ impl Device for Profile {
         self.after("read", self.inner.read(id))
     }
 
-    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Device, from: Id, keep: Keep) -> bool {
+    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Driver, from: Id, keep: Keep) -> bool {
         let begun = Instant::now();
         let fetched = self.inner.fetch(id, meta, place, source, from, keep);
         if fetched && self.there {

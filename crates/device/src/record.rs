@@ -5,7 +5,7 @@
 //! that was cut, or whose bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
 //! gives equal results or says which read differs.
 
-use crate::{Batch, Bytes, Data, Device, DeviceInfo, Error, Pending, Place, Urgency, pending};
+use crate::{Batch, Bytes, Data, DeviceInfo, Driver, Error, Pending, Place, Urgency, pending};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
 use kiln_ir::{DType, Id, Item, Meta, Scope, VerifyError};
 use sha2::{Digest, Sha256};
@@ -25,7 +25,7 @@ const ANSWER: u8 = 4;
 
 /// A device that writes everything asked of another to a file.
 pub struct Record {
-    inner: Arc<dyn Device>,
+    inner: Arc<dyn Driver>,
     tape: Arc<Tape>,
 }
 
@@ -45,7 +45,7 @@ struct TapeState {
 
 impl Record {
     /// Records what is asked of `inner` into a new file at `path`.
-    pub fn new(inner: Arc<dyn Device>, path: impl AsRef<Path>) -> Result<Record, Error> {
+    pub fn new(inner: Arc<dyn Driver>, path: impl AsRef<Path>) -> Result<Record, Error> {
         let path = path.as_ref().to_path_buf();
         let open = || -> std::io::Result<File> {
             let mut file = File::create(&path)?;
@@ -147,7 +147,7 @@ fn without_nan_payloads(data: &Data) -> std::borrow::Cow<'_, [u8]> {
     bytes.into()
 }
 
-impl Device for Record {
+impl Driver for Record {
     fn info(&self) -> DeviceInfo {
         let info = self.inner.info();
         DeviceInfo { name: format!("record<{}>", info.name), ..info }
@@ -227,7 +227,7 @@ pub struct Replayed {
 
 /// Runs the recording at `path` on `device` and compares every read. The whole file is checked before anything runs: its
 /// sums, its form, and that it is a stream as a recording side writes it.
-pub fn replay(path: impl AsRef<Path>, device: &dyn Device) -> Result<Replayed, Error> {
+pub fn replay(path: impl AsRef<Path>, device: &dyn Driver) -> Result<Replayed, Error> {
     let path = path.as_ref();
     let mut bytes = Vec::new();
     File::open(path).and_then(|mut f| f.read_to_end(&mut bytes)).map_err(|e| file_error(path, e))?;

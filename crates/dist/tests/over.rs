@@ -13,7 +13,7 @@ use std::time::Duration;
 /// A CPU that says it is on a server.
 struct Elsewhere(kiln_cpu::Cpu);
 
-impl kiln_device::Device for Elsewhere {
+impl kiln_device::Driver for Elsewhere {
     fn info(&self) -> DeviceInfo {
         self.0.info()
     }

@@ -121,7 +121,7 @@ pub trait Handles<V> {
     /// Where new values live.
     fn place(&self) -> Place;
 
-    /// Where this value is wished to be, see [`kiln_device::Device::wish`].
+    /// Where this value is wished to be, see [`kiln_device::Driver::wish`].
     fn wish(&self, _id: Id) -> Option<Bytes> {
         None
     }

@@ -9,7 +9,7 @@ use crate::lowering;
 use crate::queue::Queue;
 use crate::stop::{self, Stopped};
 use kiln_device::{
-    Batch, Bytes, Data, Device, DeviceInfo, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
+    Batch, Bytes, Data, DeviceInfo, Driver, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
     Spans, Trace, Urgency, Wish, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
@@ -56,7 +56,7 @@ pub trait Kernels: Send + Sync + 'static {
     fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
         None
     }
-    /// Whether [`Device::wish`] is followed.
+    /// Whether [`Driver::wish`] is followed.
     fn follows_wishes(&self) -> bool {
         false
     }
@@ -203,7 +203,7 @@ impl<K: Kernels> Drop for HostDevice<K> {
     }
 }
 
-impl<K: Kernels> Device for HostDevice<K> {
+impl<K: Kernels> Driver for HostDevice<K> {
     fn info(&self) -> DeviceInfo {
         let info = self.shared.kernels.info();
         match self.shared.fuses.load(Ordering::Relaxed) {
@@ -479,7 +479,7 @@ impl<K: Kernels> Shared<K> {
         self.kernels.download(word).is_ok_and(|data| data.bytes.first() == Some(&1))
     }
 
-    /// Notes a failure for [`Device::failures`].
+    /// Notes a failure for [`Driver::failures`].
     fn fail(&self, error: Arc<Error>) -> Arc<Error> {
         let mut failures = self.failures.lock().unwrap_or_else(|e| e.into_inner());
         if failures.len() < MOST_FAILURES {

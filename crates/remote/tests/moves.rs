@@ -1,7 +1,7 @@
 //! Values that go from one server to another: bytes, order, failures, and who may fetch what.
 
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device, Host, Place, Urgency};
+use kiln_device::{Batch, Bytes, Data, Driver, Host, Place, Urgency};
 use kiln_ir::{DType, Id, Item, Meta, Node, text::parse_op};
 use kiln_remote::client::core::control;
 use kiln_remote::protocol::frame::Decoder;

@@ -2,7 +2,7 @@
 //! happens, every read gives the bits of an undisturbed run, and nothing is executed twice or left out.
 
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device, Error, Pending, Place, Urgency, pending};
+use kiln_device::{Batch, Bytes, Data, Driver, Error, Pending, Place, Urgency, pending};
 use kiln_ir::{Id, Item, Meta, Node, Op, text::parse_op};
 use kiln_remote::client::core::{Config, Core, Login, Step, bytes, control};
 use kiln_remote::client::faults::Faults;

@@ -5,7 +5,7 @@
 //! The first figure is for recording into batches that are submitted to a device which discards them; the others also
 //! execute, so they bound what a user sees.
 
-use kiln_device::{Batch, Data, Device as Driver, DeviceInfo, Memory, Pending, Place};
+use kiln_device::{Batch, Data, DeviceInfo, Driver, Memory, Pending, Place};
 use kiln_ir::{Id, Meta, Op};
 use kiln_tensor::{Device, Tensor};
 use std::sync::Arc;

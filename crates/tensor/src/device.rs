@@ -22,7 +22,7 @@ pub struct Device(Arc<Entry>);
 struct Entry {
     id: DeviceId,
     address: String,
-    driver: Arc<dyn kiln_device::Device>,
+    driver: Arc<dyn kiln_device::Driver>,
     eager: AtomicBool,
     /// It executes every operation itself.
     runs_all: bool,
@@ -61,7 +61,7 @@ impl Devices {
     }
 
     /// Makes a device known, in the place of one that has ended if there is one.
-    fn add(&mut self, address: String, driver: Arc<dyn kiln_device::Device>) -> Device {
+    fn add(&mut self, address: String, driver: Arc<dyn kiln_device::Driver>) -> Device {
         let eager = AtomicBool::new(flag("KILN_EAGER"));
         let before = self.find(&address).map(|device| device.id());
         let id = before.unwrap_or(DeviceId(self.all.len() as u32));
@@ -157,7 +157,7 @@ impl Device {
     }
 
     /// Makes a device of the user's own known under `address`, which must be new.
-    pub fn wrap(address: &str, driver: Arc<dyn kiln_device::Device>) -> Result<Device, Error> {
+    pub fn wrap(address: &str, driver: Arc<dyn kiln_device::Driver>) -> Result<Device, Error> {
         let mut devices = devices();
         if devices.find(address).is_some() || canonical(address).is_ok() {
             return Err(Error::Address { address: address.into(), reason: "it is taken".into() });
@@ -183,7 +183,7 @@ impl Device {
         Ok((Device::decorate(profile.clone(), &self.0.address)?, profile))
     }
 
-    fn decorate(driver: Arc<dyn kiln_device::Device>, address: &str) -> Result<Device, Error> {
+    fn decorate(driver: Arc<dyn kiln_device::Driver>, address: &str) -> Result<Device, Error> {
         let kind = driver.info().name;
         let kind = kind.split('<').next().unwrap_or("").to_string();
         let mut devices = devices();
@@ -311,7 +311,7 @@ impl Device {
     }
 
     /// The device below the handle.
-    pub fn driver(&self) -> &Arc<dyn kiln_device::Device> {
+    pub fn driver(&self) -> &Arc<dyn kiln_device::Driver> {
         &self.0.driver
     }
 
@@ -401,7 +401,7 @@ impl Device {
 }
 
 /// What computes for the device at an address, which also was spelled as `text`.
-fn start(address: &str, text: &str) -> Result<Arc<dyn kiln_device::Device>, Error> {
+fn start(address: &str, text: &str) -> Result<Arc<dyn kiln_device::Driver>, Error> {
     Ok(match address {
         "reference" => Arc::new(kiln_cpu::Reference::start()),
         #[cfg(feature = "remote")]

@@ -106,7 +106,7 @@ fn detach_and_no_grad_stop_the_flow() {
 /// A CPU that keeps the names of what it is asked to run.
 struct Spy(kiln_cpu::Cpu, Mutex<Vec<String>>);
 
-impl kiln_device::Device for Spy {
+impl kiln_device::Driver for Spy {
     fn info(&self) -> DeviceInfo {
         self.0.info()
     }

@@ -47,7 +47,7 @@ fn bad_addresses_are_errors() {
             other => panic!("{bad}: {other:?}"),
         }
     }
-    let driver: Arc<dyn kiln_device::Device> = Arc::new(kiln_cpu::Cpu::start());
+    let driver: Arc<dyn kiln_device::Driver> = Arc::new(kiln_cpu::Cpu::start());
     assert!(matches!(Device::wrap("CPU:3", driver.clone()), Err(Error::Address { .. })));
     let mine = Device::wrap("mine", driver.clone()).unwrap();
     assert_eq!(Tensor::ones([2], &mine).to_vec::<f32>().unwrap(), [1.0; 2]);

@@ -47,7 +47,7 @@ impl Gate {
     }
 }
 
-impl kiln_device::Device for Gate {
+impl kiln_device::Driver for Gate {
     fn info(&self) -> DeviceInfo {
         self.inner.info()
     }

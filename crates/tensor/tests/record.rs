@@ -112,7 +112,7 @@ fn a_replay_that_differs_says_which_read() {
     device.flush().unwrap();
     // A device without this value: the second read fails instead.
     struct Deaf(kiln_cpu::Reference);
-    impl kiln_device::Device for Deaf {
+    impl kiln_device::Driver for Deaf {
         fn info(&self) -> kiln_tensor::DeviceInfo {
             self.0.info()
         }

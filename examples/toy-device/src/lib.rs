@@ -9,7 +9,7 @@ pub use chain::Chain;
 
 use kiln::Error;
 use kiln::device::reference::{self, Value};
-use kiln::device::{Batch, Bytes, Data, Device, DeviceInfo, Memory, Pending, Place, Usage};
+use kiln::device::{Batch, Bytes, Data, Driver, DeviceInfo, Memory, Pending, Place, Usage};
 use kiln::fuse::{Engine, Handles, Limits, Stats};
 use kiln::ir::{DType, Id, Item, Meta, Node, Op};
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ impl Toy {
     }
 }
 
-impl Device for Toy {
+impl Driver for Toy {
     fn info(&self) -> DeviceInfo {
         let usage = DType::ALL.map(|d| (d, Usage::STORAGE.and(Usage::ARITHMETIC))).to_vec();
         DeviceInfo { name: "toy".into(), count: 1, usage, numerics: "toy-1".into(), threads: 1 }

@@ -2,7 +2,7 @@
 
 use kiln::nn::Checkpoint;
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Device, Place, Record, replay};
+use kiln_device::{Batch, Bytes, Data, Driver, Place, Record, replay};
 use kiln_ir::wire::Reader;
 use kiln_ir::{DType, Id, Item, text};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn limited(device: Cpu) -> Cpu {
 }
 
 /// Runs the program on a device and gives the content of its results.
-fn ran(device: &dyn Device) -> Vec<Result<Vec<u8>, String>> {
+fn ran(device: &dyn Driver) -> Vec<Result<Vec<u8>, String>> {
     let program = text::parse(PROGRAM).expect("a program");
     for (id, meta) in &program.inputs {
         let bytes = (0..meta.shape.numel()).flat_map(|i| match meta.dtype {
@@ -109,7 +109,7 @@ pub fn recordings(input: &[u8]) -> u64 {
     file[16..20].copy_from_slice(&crc32fast::hash(&end).to_le_bytes());
     let path = folder().join("fuzzed.record");
     std::fs::write(&path, &file).expect("a file");
-    let device: Arc<dyn Device> = Arc::new(limited(Cpu::start()));
+    let device: Arc<dyn Driver> = Arc::new(limited(Cpu::start()));
     let _watched = super::grammar::watched(&device);
     let outcome = replay(&path, &*device);
     assert!(device.memory().live_bytes <= QUOTA);

@@ -8,7 +8,7 @@
 use crate::Random;
 use crate::raw::hello;
 use kiln_cpu::{Cpu, Reference, pool};
-use kiln_device::{Batch, Bytes, Data, Device, Error, Place};
+use kiln_device::{Batch, Bytes, Data, Driver, Error, Place};
 use kiln_ir::wire::Table;
 use kiln_ir::{
     AxisSet, DType, Dims, Field, FormError, GatherKind, Id, Item, Meta, Move, Named, Node, Op, Real, Scalar,
@@ -337,11 +337,11 @@ fn work(op: &Op, ins: &[Meta], outs: &[Meta]) -> usize {
 }
 
 /// The device that computes now, and since when.
-static RUNNING: Mutex<Option<(Instant, Weak<dyn Device>)>> = Mutex::new(None);
+static RUNNING: Mutex<Option<(Instant, Weak<dyn Driver>)>> = Mutex::new(None);
 static STOPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Has a device stopped if it computes for long, until the guard is dropped.
-pub(super) fn watched(device: &Arc<dyn Device>) -> impl Drop {
+pub(super) fn watched(device: &Arc<dyn Driver>) -> impl Drop {
     static STARTED: std::sync::Once = std::sync::Once::new();
     STARTED.call_once(|| {
         std::thread::spawn(|| {
@@ -422,7 +422,7 @@ fn told(answer: &Result<Data, Error>) -> u8 {
 }
 
 fn compute(made: &Made) -> Vec<u8> {
-    let run = |device: Arc<dyn Device>| {
+    let run = |device: Arc<dyn Driver>| {
         device.limit(Some(QUOTA));
         let _watched = watched(&device);
         for (id, meta) in &made.given {
@@ -478,7 +478,7 @@ fn serve(made: &Made, choices: &mut Choices<'_>) -> Vec<u8> {
     static TABLE: LazyLock<Table> = LazyLock::new(Table::local);
     static GREETING: LazyLock<Vec<u8>> =
         LazyLock::new(|| hello(b"", Purpose::Open { device: String::new() }).encode());
-    static OPENED: Mutex<Option<Weak<dyn Device>>> = Mutex::new(None);
+    static OPENED: Mutex<Option<Weak<dyn Driver>>> = Mutex::new(None);
     static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
         Registry::new(Config {
             token: None,
@@ -488,7 +488,7 @@ fn serve(made: &Made, choices: &mut Choices<'_>) -> Vec<u8> {
             heartbeat: Duration::from_secs(1),
             offered: vec!["cpu".into()],
             devices: Box::new(|_| {
-                let device: Arc<dyn Device> = Arc::new(Cpu::start());
+                let device: Arc<dyn Driver> = Arc::new(Cpu::start());
                 *OPENED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(&device));
                 Some(device)
             }),

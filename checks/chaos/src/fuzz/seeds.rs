@@ -117,7 +117,7 @@ fn welcome() -> Welcome {
         lease: 5,
         heartbeat: 6,
         compress: false,
-        info: kiln_device::Device::info(&kiln_cpu::Reference::start()),
+        info: kiln_device::Driver::info(&kiln_cpu::Reference::start()),
         table: table.bytes,
     }
 }

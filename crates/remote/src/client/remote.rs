@@ -9,7 +9,7 @@ use super::spill;
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory, decode_spans};
 use kiln_device::{
-    Batch, Data, Device, DeviceInfo, Error, Keep, Locality, Memory, Pending, Place, Promise, Spans, pending,
+    Batch, Data, DeviceInfo, Driver, Error, Keep, Locality, Memory, Pending, Place, Promise, Spans, pending,
 };
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
@@ -208,7 +208,7 @@ impl Drop for Remote {
     }
 }
 
-impl Device for Remote {
+impl Driver for Remote {
     fn info(&self) -> DeviceInfo {
         let core = self.shared.lock();
         let info = core.info().cloned().unwrap_or_else(|| unreachable!("a session was opened"));
@@ -264,7 +264,7 @@ impl Device for Remote {
         let _ = self.query(Query::Limit(bytes.map(|b| b as u64)));
     }
 
-    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Device, from: Id, keep: Keep) -> bool {
+    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Driver, from: Id, keep: Keep) -> bool {
         let Some(source) = source.any().and_then(|device| device.downcast_ref::<Remote>()) else {
             return false;
         };

@@ -6,7 +6,7 @@ use super::session::{Expose, Quota, Task};
 use crate::protocol::message::{self, Message, Query};
 use crate::protocol::template::Receiver;
 use crate::protocol::{Body, ProtocolError, fault};
-use kiln_device::{Batch, Budget, Bytes, Data, Device, Error, Place, Share, Trace, Urgency};
+use kiln_device::{Batch, Budget, Bytes, Data, Driver, Error, Place, Share, Trace, Urgency};
 use kiln_ir::wire::{Table, Writer};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, Scalar, infer};
 use rustc_hash::FxHashMap;
@@ -46,7 +46,7 @@ fn weight(error: &Error) -> usize {
 
 /// The half of a session that computes.
 pub struct Executor {
-    device: Arc<dyn Device>,
+    device: Arc<dyn Driver>,
     table: Table,
     templates: Receiver,
     /// Dtype and shape of each value, or why there is none.
@@ -76,7 +76,7 @@ const STEP: usize = 1 << 20;
 
 impl Executor {
     /// An executor on a device of its own, for a client with this table.
-    pub fn new(device: Arc<dyn Device>, table: Table, quota: Quota) -> Executor {
+    pub fn new(device: Arc<dyn Driver>, table: Table, quota: Quota) -> Executor {
         device.limit((quota.bytes != usize::MAX).then_some(quota.bytes));
         let (templates, values) = (Receiver::default(), FxHashMap::default());
         let share = Budget::process().take(0).ok();
@@ -450,7 +450,7 @@ impl Executor {
     }
 
     /// The device that computes.
-    pub fn device(&self) -> &Arc<dyn Device> {
+    pub fn device(&self) -> &Arc<dyn Driver> {
         &self.device
     }
 }

@@ -7,7 +7,7 @@ use super::session::{Quota, Session};
 use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
 use crate::protocol::message::Capability;
 use crate::protocol::{ProtocolError, VERSIONS};
-use kiln_device::{Budget, Device, DeviceInfo};
+use kiln_device::{Budget, DeviceInfo, Driver};
 use kiln_ir::wire::{Reader, Table, Writer};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Opens a device for a session, by one of the names that are offered.
-pub type Factory = dyn Fn(&str) -> Option<Arc<dyn Device>> + Send + Sync;
+pub type Factory = dyn Fn(&str) -> Option<Arc<dyn Driver>> + Send + Sync;
 /// Fills a buffer with bytes that nobody can guess.
 pub type Random = dyn Fn(&mut [u8]) + Send + Sync;
 
@@ -69,7 +69,7 @@ pub struct Client {
     /// What its device is, for those who must not wait until it has computed.
     info: DeviceInfo,
     /// Its device, to be stopped while it computes.
-    computer: Arc<dyn Device>,
+    computer: Arc<dyn Driver>,
     epoch: AtomicU64,
     session: Mutex<Session>,
     executor: Mutex<Executor>,
@@ -358,7 +358,7 @@ impl Registry {
     }
 
     /// A device for a client that has given this name. `cpu` and `cpu:0` are one.
-    fn device(&self, name: &str) -> Option<Arc<dyn Device>> {
+    fn device(&self, name: &str) -> Option<Arc<dyn Driver>> {
         let plain = |name: &str| name.strip_suffix(":0").unwrap_or(name).to_string();
         let named = |offered: &&String| name.is_empty() || plain(offered) == plain(name);
         self.config.offered.iter().find(named).and_then(|name| (self.config.devices)(name))

@@ -11,7 +11,7 @@ use crate::protocol::frame;
 use crate::protocol::link::{Counts, Lane, Link, Out, Packing};
 use crate::protocol::message::{self, Capability, Message, kind};
 use crate::protocol::{Frame, ProtocolError};
-use kiln_device::{Bytes, Data, Device, Error, Place, Share};
+use kiln_device::{Bytes, Data, Driver, Error, Place, Share};
 use kiln_ir::{Id, Meta};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -95,7 +95,7 @@ pub struct Session {
     ended: bool,
     compress: bool,
     pong: Option<u64>,
-    device: Arc<dyn Device>,
+    device: Arc<dyn Driver>,
     orders: Vec<Order>,
     /// Questions for what is exposed: those that wait for it, and those that wait for their turn.
     recalling: usize,
@@ -137,7 +137,7 @@ pub enum Step {
 
 impl Session {
     /// An empty session.
-    pub fn new(device: Arc<dyn Device>, quota: Quota, compress: bool) -> Session {
+    pub fn new(device: Arc<dyn Driver>, quota: Quota, compress: bool) -> Session {
         Session {
             link: Link::default(),
             tasks: VecDeque::new(),
