@@ -181,8 +181,8 @@ fn norms(device: &Device) -> Box<dyn FnMut()> {
         let normed = [
             x.softmax(1),
             x.log_softmax(0),
-            x.layer_norm(1, Some(&weight), Some(&bias), 1e-5),
-            x.rms_norm(1, Some(&weight), 1e-5),
+            x.layer_norm(40, Some(&weight), Some(&bias), 1e-5),
+            x.rms_norm(40, Some(&weight), 1e-5),
             x.var_keepdim(1, 1.0).expand(x.shape()),
             x.to_dtype(DType::BF16).softmax(1).to_dtype(DType::F32),
         ];
