@@ -100,8 +100,8 @@ impl Raw {
             if let Some(frame) = self.decoder.next().ok()? {
                 return Some((frame.seq, frame.kind, frame.payload.to_vec()));
             }
-            let room = self.decoder.room(16 << 10);
-            match self.stream.read(room) {
+            let spare = self.decoder.spare(16 << 10);
+            match self.stream.read(spare) {
                 Ok(n) if n > 0 => self.decoder.filled(n),
                 _ => return None,
             }

@@ -40,14 +40,14 @@ impl Relay {
 }
 
 fn pass(mut from: TcpStream, mut to: TcpStream, first: &Mutex<Vec<Vec<u8>>>, sent: &AtomicU64) {
-    let mut room = vec![0; 1 << 16];
+    let mut buffer = vec![0; 1 << 16];
     let mut begun = false;
-    while let Ok(n @ 1..) = from.read(&mut room) {
+    while let Ok(n @ 1..) = from.read(&mut buffer) {
         if !std::mem::replace(&mut begun, true) {
-            first.lock().unwrap().push(room[..n.min(16)].to_vec());
+            first.lock().unwrap().push(buffer[..n.min(16)].to_vec());
         }
         sent.fetch_add(n as u64, SeqCst);
-        if to.write_all(&room[..n]).is_err() {
+        if to.write_all(&buffer[..n]).is_err() {
             break;
         }
     }

@@ -313,7 +313,7 @@ impl Buffer {
         }
     }
 
-    /// All before byte `end` is final: told to whoever wished for it there, see
+    /// All before byte `end` is final: told to whoever placed it there, see
     /// [`Host::reached`](kiln_device::Host::reached).
     pub fn reached(&self, end: usize) {
         if let Some(lent) = &self.lent {

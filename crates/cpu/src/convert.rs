@@ -14,8 +14,8 @@ use half::{bf16, f16};
 pub trait Plain: Copy + Default {
     /// A type that holds all its values.
     type Kind: Kind;
-    /// The elements as their kind: themselves, or written to `room`, which is as long.
-    fn kind<'a>(x: &'a [Self], room: &'a mut [Self::Kind]) -> &'a [Self::Kind];
+    /// The elements as their kind: themselves, or written to `scratch`, which is as long.
+    fn kind<'a>(x: &'a [Self], scratch: &'a mut [Self::Kind]) -> &'a [Self::Kind];
 }
 
 /// What conversions start from.
@@ -90,11 +90,11 @@ macro_rules! held {
     ($($t:ident in $kind:ident, $value:expr;)*) => {$(
         impl Plain for $t {
             type Kind = $kind;
-            fn kind<'a>(x: &'a [$t], room: &'a mut [$kind]) -> &'a [$kind] {
-                for (y, &x) in room.iter_mut().zip(x) {
+            fn kind<'a>(x: &'a [$t], scratch: &'a mut [$kind]) -> &'a [$kind] {
+                for (y, &x) in scratch.iter_mut().zip(x) {
                     *y = $value(x);
                 }
-                room
+                scratch
             }
         }
     )*};
@@ -119,8 +119,8 @@ mod tests {
                 .chain([0, u64::MAX, 0x7ff8 << 48, 0x3ff8 << 48, 0x41ef_ffff_ffff_ffff, 0x7fc0_0000, 0xff80_0000])
                 .collect();
             let x: Vec<$from> = bits.iter().flat_map(|&b| [b as $from, f64::from_bits(b) as $from, f32::from_bits(b as u32) as $from]).collect();
-            let mut room = vec![Default::default(); x.len()];
-            let kind = <$from as Plain>::kind(&x, &mut room);
+            let mut scratch = vec![Default::default(); x.len()];
+            let kind = <$from as Plain>::kind(&x, &mut scratch);
             $({
                 let mut y = vec![$to::default(); x.len()];
                 convert(kind, &mut y);

@@ -8,7 +8,7 @@ use crate::{
     convolution, elementwise, fused, guard, indexed, interpreter, memory, movement, pool, pooling, product,
     reduction,
 };
-use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Room, Usage};
+use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, UploadBuffer, Usage};
 use kiln_fuse::Fuser;
 use kiln_host::{Arg, HostDevice, Kernels};
 use kiln_ir::{DType, GatherKind, Meta, Op, Shape, custom, infer};
@@ -127,7 +127,7 @@ impl Kernels for CpuKernels {
         x.meta()
     }
 
-    fn follows_wishes(&self) -> bool {
+    fn places_outputs(&self) -> bool {
         true
     }
 
@@ -254,7 +254,7 @@ impl Kernels for CpuKernels {
         self.arena.set_limit(bytes);
     }
 
-    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
+    fn upload_buffer(&self, len: usize, place: Place) -> Option<Box<dyn UploadBuffer>> {
         let buffer = self.arena.alloc(len, self::place(place)).ok()?;
         Some(Box::new(buffer))
     }

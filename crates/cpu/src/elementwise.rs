@@ -120,8 +120,8 @@ pub(crate) fn cast(cx: &Context<'_>, ins: &mut [Arg<View>], out: Meta) -> Result
 fn cast_from<S: Plain + Sync>(x: &View, overwritten: bool, target: &View) {
     let x = source::<S>(x, overwritten);
     tiles(target.numel(), &|from, len| {
-        let (mut scratch, mut room) = ([S::default(); TILE], [S::Kind::default(); TILE]);
-        let tile = S::kind(x.tile(from, &mut scratch[..len]), &mut room[..len]);
+        let (mut scratch, mut converted) = ([S::default(); TILE], [S::Kind::default(); TILE]);
+        let tile = S::kind(x.tile(from, &mut scratch[..len]), &mut converted[..len]);
         // SAFETY: `target` is fresh, or an operand whose tiles are copied out before they are written; tiles are
         // disjoint and lie within the view.
         unsafe { cast_tile(tile, target, from) };

@@ -119,7 +119,7 @@ fn checked(cx: &Context<'_>, index: &View, length: usize) -> Result<Option<Vec<u
     Ok(with_type!(index.dtype, integer T => {
         // SAFETY: the view is dense and has n elements of its dtype.
         let all = unsafe { std::slice::from_raw_parts(index.ptr::<T>().cast_const(), n) };
-        let mut indices = memory::room(n);
+        let mut indices = memory::with_capacity(n);
         for &i in all {
             match usize::try_from(i as i128) {
                 Ok(i) if i < length => indices.push(i),

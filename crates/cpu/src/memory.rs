@@ -104,7 +104,7 @@ impl Drop for Mark {
 }
 
 /// An empty vector with room for `n` elements.
-pub(crate) fn room<T>(n: usize) -> Vec<T> {
+pub(crate) fn with_capacity<T>(n: usize) -> Vec<T> {
     let none = |asked| Exhausted { asked, free: 0, limit: None };
     let Some(bytes) = n.checked_mul(size_of::<T>()) else { leave(none(usize::MAX)) };
     charge(bytes);
@@ -117,7 +117,7 @@ pub(crate) fn room<T>(n: usize) -> Vec<T> {
 
 /// `n` times the same.
 pub(crate) fn filled<T: Clone>(n: usize, value: T) -> Vec<T> {
-    let mut out = room(n);
+    let mut out = with_capacity(n);
     while out.len() < n {
         stop::check();
         out.resize(n.min(out.len() + STRETCH), value.clone());
@@ -127,7 +127,7 @@ pub(crate) fn filled<T: Clone>(n: usize, value: T) -> Vec<T> {
 
 /// The first `n` of the elements, or as many as there are.
 pub(crate) fn collect<T>(n: usize, elements: impl IntoIterator<Item = T>) -> Vec<T> {
-    let mut out = room(n);
+    let mut out = with_capacity(n);
     let mut elements = elements.into_iter();
     while out.len() < n {
         stop::check();
@@ -142,7 +142,7 @@ pub(crate) fn collect<T>(n: usize, elements: impl IntoIterator<Item = T>) -> Vec
 
 /// A copy.
 pub(crate) fn copied<T: Copy>(x: &[T]) -> Vec<T> {
-    let mut out = room(x.len());
+    let mut out = with_capacity(x.len());
     out.extend_from_slice(x);
     out
 }
@@ -189,7 +189,7 @@ mod tests {
         let live = || arena.stats().live_bytes;
         counted(&arena, || {
             let outer = mark();
-            let kept: Vec<u64> = room(40_000);
+            let kept: Vec<u64> = with_capacity(40_000);
             assert_eq!(live(), 320_000);
             let inner = mark();
             let _temporary = filled(500_000, 1u8);
@@ -210,7 +210,7 @@ mod tests {
     fn sizes_that_no_machine_has_are_refused_without_a_limit() {
         let arena = Arena::within(None, kiln_device::Budget::new(usize::MAX));
         counted(&arena, || {
-            assert_eq!(asked(|| drop(room::<u64>(1 << 61))), usize::MAX);
+            assert_eq!(asked(|| drop(with_capacity::<u64>(1 << 61))), usize::MAX);
             assert_eq!(asked(|| drop(filled(1 << 60, 1u8))), 1 << 60);
             assert_eq!(asked(|| drop(collect(1 << 58, 0..10u8))), 1 << 58);
         });

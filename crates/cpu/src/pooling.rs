@@ -75,7 +75,8 @@ impl Taps {
     fn new(window: &Window, from: usize, count: usize, of: impl Fn(usize, &mut Vec<u32>)) -> Option<Taps> {
         let numbered = |n: usize| u32::try_from(n).is_ok();
         let all = window.meetings().filter(|&n| numbered(n) && numbered(from))?;
-        let (mut places, mut starts) = (memory::room(all), memory::room(count.saturating_add(1)));
+        let (mut places, mut starts) =
+            (memory::with_capacity(all), memory::with_capacity(count.saturating_add(1)));
         starts.push(0);
         for p in 0..count {
             stop::check();

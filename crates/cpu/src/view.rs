@@ -4,7 +4,7 @@
 //! elements are bytes that are 0 or 1. Quantised values are always whole and row-major.
 
 use crate::arena::{Arena, Buffer};
-use kiln_device::{Bytes, Host, Room};
+use kiln_device::{Bytes, Host, UploadBuffer};
 use kiln_ir::{DType, Dims, MAX_RANK, Meta, Shape};
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ unsafe impl Host for Buffer {
     }
 }
 
-impl Room for Buffer {
+impl UploadBuffer for Buffer {
     fn bytes(&mut self) -> &mut [u8] {
         self.as_mut_slice()
     }

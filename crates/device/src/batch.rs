@@ -18,23 +18,23 @@ pub struct Batch {
 }
 
 /// Emptied batches, whose memory the next ones use.
-static ROOM: Mutex<Vec<Batch>> = Mutex::new(Vec::new());
+static SPARE: Mutex<Vec<Batch>> = Mutex::new(Vec::new());
 /// How many emptied batches are kept.
 const KEPT: usize = 8;
 
 impl Batch {
-    /// An empty batch with room, from those that were given back.
-    pub fn room() -> Batch {
-        ROOM.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default()
+    /// An empty batch, with the memory of one that was given back if there is one.
+    pub fn recycled() -> Batch {
+        SPARE.lock().unwrap_or_else(|e| e.into_inner()).pop().unwrap_or_default()
     }
 
     /// Gives the batch's memory back for others to use.
     pub fn recycle(mut self) {
         self.items.clear();
         self.origins.clear();
-        let mut room = ROOM.lock().unwrap_or_else(|e| e.into_inner());
-        if room.len() < KEPT {
-            room.push(self);
+        let mut spare = SPARE.lock().unwrap_or_else(|e| e.into_inner());
+        if spare.len() < KEPT {
+            spare.push(self);
         }
     }
 }

@@ -20,7 +20,7 @@ pub unsafe trait Host: Any + Send + Sync {
         false
     }
 
-    /// Where a device may compute a value, see [`Driver::wish`](crate::Driver::wish): the first byte, if all of it may
+    /// Where a device may compute a value, see [`Driver::place_output`](crate::Driver::place_output): the first byte, if all of it may
     /// be written while it is shared.
     fn target(&self) -> Option<*mut u8> {
         None
@@ -40,7 +40,7 @@ unsafe impl Host for Vec<u8> {
 }
 
 /// Host memory that is being filled, to be shared afterwards.
-pub trait Room: Send {
+pub trait UploadBuffer: Send {
     /// All of it.
     fn bytes(&mut self) -> &mut [u8];
     /// It is filled.

@@ -38,7 +38,7 @@ pub enum Error {
     #[error("{op} is not supported by {device}")]
     Unsupported { op: String, device: String },
     /// A `limit` of `usize::MAX` is none: then it was the system that had no more.
-    #[error("out of memory: {asked} bytes asked, {}", room(*free, *limit))]
+    #[error("out of memory: {asked} bytes asked, {}", available(*free, *limit))]
     OutOfMemory { asked: usize, free: usize, limit: usize },
     #[error("no answer after {0:?}")]
     Timeout(Duration),
@@ -80,7 +80,7 @@ pub enum Error {
     Recording { at: u64, reason: String },
 }
 
-fn room(free: usize, limit: usize) -> String {
+fn available(free: usize, limit: usize) -> String {
     match limit {
         usize::MAX => "more than the system has".into(),
         limit => format!("{free} of {limit} free"),

@@ -8,7 +8,7 @@
 #![deny(unsafe_code)]
 
 mod batch;
-mod before;
+mod decorate;
 mod budget;
 mod data;
 mod error;
@@ -22,7 +22,7 @@ mod trace;
 
 pub use batch::{Batch, Place, Urgency};
 pub use budget::{Budget, Share};
-pub use data::{Bytes, Data, Host, Room};
+pub use data::{Bytes, Data, Host, UploadBuffer};
 pub use error::Error;
 pub use info::{DeviceInfo, Locality, Memory, Usage};
 pub use origin::{MethodGuard, Origin, Scope, ScopeGuard, method, scope};
@@ -40,7 +40,7 @@ pub type Keep = Arc<dyn Any + Send + Sync>;
 
 /// Finds memory for a value, if there is any: asked when the value is about to be computed, so that what is free again by
 /// then can be used again.
-pub type Wish = Arc<dyn Fn() -> Option<Bytes> + Send + Sync>;
+pub type OutputMemory = Arc<dyn Fn() -> Option<Bytes> + Send + Sync>;
 
 /// Something that executes the stream.
 ///
@@ -103,17 +103,17 @@ pub trait Driver: Send + Sync + 'static {
 
     /// Host memory of `len` bytes for the content of a value, which [`Driver::write`] then takes over without a copy.
     /// Nothing where any memory will do.
-    fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
+    fn upload_buffer(&self, _len: usize, _place: Place) -> Option<Box<dyn UploadBuffer>> {
         None
     }
 
     /// Asks for value `id`, which a batch yet to be submitted defines, to be computed in that memory ([`Host::target`]),
     /// where nobody else reads or writes until a [`Driver::read`] of it is answered or [`Host::reached`] has told of it, and
     /// the device never after that. Where it was, the answer's bytes are that memory.
-    fn wish(&self, _id: Id, _memory: Wish) {}
+    fn place_output(&self, _id: Id, _memory: OutputMemory) {}
 
-    /// Whether [`Driver::wish`] is ever followed.
-    fn follows_wishes(&self) -> bool {
+    /// Whether [`Driver::place_output`] is ever followed.
+    fn places_outputs(&self) -> bool {
         false
     }
 

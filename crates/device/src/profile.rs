@@ -396,7 +396,7 @@ impl Driver for Profile {
         self.after("sync", self.inner.sync())
     }
 
-    crate::before::handed_on!();
+    crate::decorate::handed_on!();
 
     fn flush(&self) -> Result<(), Error> {
         self.settle();

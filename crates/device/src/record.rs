@@ -194,7 +194,7 @@ impl Driver for Record {
         self.inner.sync()
     }
 
-    crate::before::handed_on!();
+    crate::decorate::handed_on!();
 
     fn flush(&self) -> Result<(), Error> {
         let mut state = self.tape.state.lock().unwrap_or_else(|e| e.into_inner());

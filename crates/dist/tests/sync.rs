@@ -658,7 +658,7 @@ impl Drop for Held {
 }
 
 #[test]
-fn a_wish_goes_with_its_value() {
+fn a_place_goes_with_its_value() {
     let device = device(0);
     for others in [0, 1] {
         let gone = Arc::new(AtomicBool::new(false));
@@ -677,7 +677,7 @@ fn a_wish_goes_with_its_value() {
 }
 
 #[test]
-fn values_are_computed_where_they_are_wished_and_nothing_else_is_there() {
+fn values_are_computed_where_they_are_placed_and_nothing_else_is_there() {
     let group = groups(1, 1).pop().unwrap();
     let mut buffer = group.buffer(2 * 4 * 48 * 48).unwrap();
     let place = |buffer: &kiln_group::Buffer, at: usize| {
@@ -687,11 +687,11 @@ fn values_are_computed_where_they_are_wished_and_nothing_else_is_there() {
     let (a, b) = (Tensor::randn([48, 48], &device), Tensor::randn([48, 48], &device));
     let want = [a.matmul(&b).to_vec::<f32>().unwrap(), (&a + &b).tanh().to_vec().unwrap()];
     let (product, sum) = (a.matmul(&b), (&a + &b).tanh());
-    let wish = |at| {
+    let memory = |at| {
         let place = place(&buffer, at);
         move || Some(place.clone())
     };
-    let placed = [product.computed_in(wish(0)), sum.computed_in(wish(1))];
+    let placed = [product.computed_in(memory(0)), sum.computed_in(memory(1))];
     // The values themselves go on.
     let others = [product.reshape([48 * 48]), sum.transpose(0, 1)];
     for (i, (placed, want)) in placed.iter().zip(&want).enumerate() {

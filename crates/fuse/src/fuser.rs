@@ -121,8 +121,8 @@ pub trait Handles<V> {
     /// Where new values live.
     fn place(&self) -> Place;
 
-    /// Where this value is wished to be, see [`kiln_device::Driver::wish`].
-    fn wish(&self, _id: Id) -> Option<Bytes> {
+    /// Where this value is to be computed, see [`kiln_device::Driver::place_output`].
+    fn output_memory(&self, _id: Id) -> Option<Bytes> {
         None
     }
 

@@ -37,10 +37,10 @@ impl Counter {
         let (layout, rank) = (self.group.layout(), self.group.rank());
         assert_eq!(value.len(), self.bytes, "bytes of a shard's value");
         assert!(layout.held(rank).contains(&self.shard), "rank {rank} holds no shard {}", self.shard);
-        let mut room = self.spare.pop().unwrap_or_default();
-        room.clear();
-        room.extend_from_slice(value);
-        self.stack.push(room);
+        let mut buffer = self.spare.pop().unwrap_or_default();
+        buffer.clear();
+        buffer.extend_from_slice(value);
+        self.stack.push(buffer);
         for _ in 0..layout.merges(rank, self.shard) {
             let right = self.stack.pop().expect("two values");
             self.fold.pair(self.stack.last_mut().expect("two values"), &right);

@@ -46,7 +46,7 @@ enum Answer {
 }
 
 /// Bytes of the longest message.
-const ROOM: usize = 64 << 10;
+const LONGEST: usize = 64 << 10;
 
 /// Names a job among all on this machine.
 pub(crate) fn number(job: &str) -> u64 {
@@ -333,12 +333,12 @@ fn write(socket: &OwnedFd, value: &impl Serialize, fds: &[RawFd]) -> std::io::Re
 }
 
 fn read<T: for<'a> Deserialize<'a>>(socket: &OwnedFd) -> std::io::Result<(T, Vec<OwnedFd>)> {
-    let mut room = vec![0; ROOM];
-    let (n, fds) = mesh::receive_bytes(socket.as_raw_fd(), &mut room, 0)?;
+    let mut buffer = vec![0; LONGEST];
+    let (n, fds) = mesh::receive_bytes(socket.as_raw_fd(), &mut buffer, 0)?;
     if n == 0 {
         return Err(std::io::ErrorKind::UnexpectedEof.into());
     }
-    Ok((serde_json::from_slice(&room[..n])?, fds))
+    Ok((serde_json::from_slice(&buffer[..n])?, fds))
 }
 
 #[cfg(test)]
@@ -380,8 +380,8 @@ mod tests {
                 }
                 libc::write(tell.as_raw_fd(), [1u8].as_ptr().cast(), 1);
                 let visitor = libc::accept(fd, std::ptr::null_mut(), std::ptr::null_mut());
-                let mut room = [0u8; 64];
-                libc::_exit(libc::read(visitor, room.as_mut_ptr().cast(), room.len()) as i32);
+                let mut buffer = [0u8; 64];
+                libc::_exit(libc::read(visitor, buffer.as_mut_ptr().cast(), buffer.len()) as i32);
             }
             let mut listening = [0u8];
             assert_eq!(libc::read(ready.as_raw_fd(), listening.as_mut_ptr().cast(), 1), 1);

@@ -124,12 +124,12 @@ impl Region {
             return Err(Error::system("shared memory", format!("{size} bytes, not {bytes}")));
         }
         let huge = bytes.is_multiple_of(HUGE);
-        let room = if huge { bytes + HUGE } else { bytes };
+        let reserved = if huge { bytes + HUGE } else { bytes };
         // SAFETY: a fresh reservation; then a mapping inside it, the rest of which is given back.
         unsafe {
             let base = libc::mmap(
                 std::ptr::null_mut(),
-                room,
+                reserved,
                 libc::PROT_NONE,
                 libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
                 -1,
@@ -143,8 +143,8 @@ impl Region {
             if start > base {
                 libc::munmap(base as *mut _, start - base);
             }
-            if base + room > start + bytes {
-                libc::munmap((start + bytes) as *mut _, base + room - start - bytes);
+            if base + reserved > start + bytes {
+                libc::munmap((start + bytes) as *mut _, base + reserved - start - bytes);
             }
             let mapped = libc::mmap(
                 start as *mut _,

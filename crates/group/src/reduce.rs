@@ -80,7 +80,7 @@ impl Fold {
         }
         let tile = (TILE / self.size).min(n);
         let words = (tile * self.size).div_ceil(8);
-        let mut rooms: Vec<Vec<u64>> = Vec::new();
+        let mut buffers: Vec<Vec<u64>> = Vec::new();
         let mut stack: Vec<*const u8> = Vec::new();
         let mut at = 0;
         while at < n {
@@ -92,25 +92,25 @@ impl Fold {
                     let right = stack.pop().expect("two operands");
                     let left = stack.pop().expect("two operands");
                     let depth = stack.len();
-                    if rooms.len() <= depth {
-                        rooms.resize_with(depth + 1, || vec![0; words]);
+                    if buffers.len() <= depth {
+                        buffers.resize_with(depth + 1, || vec![0; words]);
                     }
-                    let room = rooms[depth].as_mut_ptr().cast::<u8>();
+                    let buffer = buffers[depth].as_mut_ptr().cast::<u8>();
                     // SAFETY: `count` elements fit a tile; operands are parts of leaves or tiles.
-                    unsafe { (self.combine)(room, left, right, count) };
-                    stack.push(room);
+                    unsafe { (self.combine)(buffer, left, right, count) };
+                    stack.push(buffer);
                 }
             }
             let mut result = stack.pop().expect("one result");
             debug_assert!(stack.is_empty());
             if let Some(finish) = self.finish {
-                if rooms.is_empty() {
-                    rooms.push(vec![0; words]);
+                if buffers.is_empty() {
+                    buffers.push(vec![0; words]);
                 }
-                let room = rooms[0].as_mut_ptr().cast::<u8>();
+                let buffer = buffers[0].as_mut_ptr().cast::<u8>();
                 // SAFETY: as above; `result` is a leaf or this tile.
-                unsafe { finish(room, result, count, k) };
-                result = room;
+                unsafe { finish(buffer, result, count, k) };
+                result = buffer;
             }
             for &target in targets {
                 // SAFETY: within the target, which is no tile; where it is the leaf itself, the copy is onto itself.

@@ -9,8 +9,8 @@ use crate::lowering;
 use crate::queue::Queue;
 use crate::stop::{self, Stopped};
 use kiln_device::{
-    Batch, Bytes, Data, DeviceInfo, Driver, Error, Help, Memory, Origin, Pending, Place, Promise, Room,
-    Spans, Trace, Urgency, Wish, pending,
+    Batch, Bytes, Data, DeviceInfo, Driver, Error, Help, Memory, Origin, OutputMemory, Pending, Place,
+    Promise, Spans, Trace, UploadBuffer, Urgency, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, OpError, Scalar, Shape};
@@ -53,11 +53,11 @@ pub trait Kernels: Send + Sync + 'static {
         data
     }
     /// Memory that [`Kernels::upload`] takes over.
-    fn room(&self, _len: usize, _place: Place) -> Option<Box<dyn Room>> {
+    fn upload_buffer(&self, _len: usize, _place: Place) -> Option<Box<dyn UploadBuffer>> {
         None
     }
-    /// Whether [`Driver::wish`] is followed.
-    fn follows_wishes(&self) -> bool {
+    /// Whether [`Driver::place_output`] is followed.
+    fn places_outputs(&self) -> bool {
         false
     }
     /// What can run several nodes as one.
@@ -118,7 +118,7 @@ struct Shared<K: Kernels> {
 
 enum Work {
     Batch(Batch),
-    Wish(Id, Wish),
+    PlaceOutput(Id, OutputMemory),
     Write(Id, Data, Place),
     Read(Id, Promise<Data>),
     Sync(Promise<()>),
@@ -127,8 +127,8 @@ enum Work {
 /// What executing needs: the values, and plans for windows.
 struct Executor<V> {
     table: Table<V>,
-    /// Where values are wished to be that nobody has read yet.
-    wishes: FxHashMap<Id, Wish>,
+    /// Where values are to be computed that nobody has read yet.
+    outputs: FxHashMap<Id, OutputMemory>,
     engine: Engine<V>,
 }
 
@@ -152,7 +152,11 @@ impl<K: Kernels> HostDevice<K> {
         let engine = Engine::new(fusers, Limits::default());
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
-            queue: Queue::new(Executor { table: FxHashMap::default(), wishes: FxHashMap::default(), engine }),
+            queue: Queue::new(Executor {
+                table: FxHashMap::default(),
+                outputs: FxHashMap::default(),
+                engine,
+            }),
             values: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
             failures: Mutex::default(),
@@ -249,14 +253,14 @@ impl<K: Kernels> Driver for HostDevice<K> {
         self.ask(Work::Sync)
     }
 
-    fn wish(&self, id: Id, memory: Wish) {
-        if self.follows_wishes() {
-            self.shared.queue.push(Work::Wish(id, memory), 0);
+    fn place_output(&self, id: Id, memory: OutputMemory) {
+        if self.places_outputs() {
+            self.shared.queue.push(Work::PlaceOutput(id, memory), 0);
         }
     }
 
-    fn follows_wishes(&self) -> bool {
-        self.shared.kernels.follows_wishes()
+    fn places_outputs(&self) -> bool {
+        self.shared.kernels.places_outputs()
     }
 
     fn supports(&self, _: &Op, _: &[Meta]) -> bool {
@@ -287,8 +291,8 @@ impl<K: Kernels> Driver for HostDevice<K> {
         self.shared.kernels.stage(data)
     }
 
-    fn room(&self, len: usize, place: Place) -> Option<Box<dyn Room>> {
-        self.shared.kernels.room(len, place)
+    fn upload_buffer(&self, len: usize, place: Place) -> Option<Box<dyn UploadBuffer>> {
+        self.shared.kernels.upload_buffer(len, place)
     }
 
     fn stop(&self) {
@@ -311,7 +315,7 @@ impl<K: Kernels> Shared<K> {
                 self.batch(executor, &batch);
                 batch.recycle();
             }
-            Work::Wish(id, memory) => drop(executor.wishes.insert(id, memory)),
+            Work::PlaceOutput(id, memory) => drop(executor.outputs.insert(id, memory)),
             Work::Write(id, data, place) => {
                 let begun = self.trace.begin();
                 let value = match id.is_reserved() {
@@ -322,7 +326,7 @@ impl<K: Kernels> Shared<K> {
                 executor.table.insert(id, value.map_err(|e| self.fail(failed("write", id, None, e))));
             }
             Work::Read(id, promise) => {
-                executor.wishes.remove(&id);
+                executor.outputs.remove(&id);
                 let begun = self.trace.begin();
                 let answer = match executor.table.get(&id) {
                     _ if stop::is_set() => Err(Error::Stopped),
@@ -339,7 +343,7 @@ impl<K: Kernels> Shared<K> {
     }
 
     fn batch(&self, executor: &mut Executor<K::Value>, batch: &Batch) {
-        let Executor { table, wishes, engine } = executor;
+        let Executor { table, outputs, engine } = executor;
         let several = batch.items.len() > 1 || batch.items.iter().any(lowering::composite);
         if !engine.is_idle() && several && batch.items.len() <= MOST_PLANNED && !stop::is_set() {
             let outside = Outside { shared: self, table, batch };
@@ -349,7 +353,7 @@ impl<K: Kernels> Shared<K> {
                 return engine.replay(
                     plan,
                     &batch.items,
-                    &mut Live { shared: self, table, wishes, batch, group: None },
+                    &mut Live { shared: self, table, outputs, batch, group: None },
                 );
             }
         }
@@ -357,7 +361,7 @@ impl<K: Kernels> Shared<K> {
             match item {
                 Item::Free(id) => {
                     table.remove(id);
-                    wishes.remove(id);
+                    outputs.remove(id);
                 }
                 Item::Run(node) => {
                     let origin = batch.origins.get(at).copied();
@@ -531,7 +535,7 @@ impl<K: Kernels> Source for Outside<'_, K> {
 struct Live<'a, K: Kernels> {
     shared: &'a Shared<K>,
     table: &'a mut Table<K::Value>,
-    wishes: &'a mut FxHashMap<Id, Wish>,
+    outputs: &'a mut FxHashMap<Id, OutputMemory>,
     batch: &'a Batch,
     /// When the group that runs began, and the bytes of its operands; while a trace is wanted.
     group: Option<(Instant, u64)>,
@@ -584,15 +588,15 @@ impl<K: Kernels> Handles<K::Value> for Live<'_, K> {
 
     fn free(&mut self, id: Id) {
         self.table.remove(&id);
-        self.wishes.remove(&id);
+        self.outputs.remove(&id);
     }
 
     fn place(&self) -> Place {
         self.batch.place
     }
 
-    fn wish(&self, id: Id) -> Option<Bytes> {
-        self.wishes.get(&id).and_then(|wish| wish())
+    fn output_memory(&self, id: Id) -> Option<Bytes> {
+        self.outputs.get(&id).and_then(|memory| memory())
     }
 
     fn read(&self, id: Id) -> Result<Data, Error> {

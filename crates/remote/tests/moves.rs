@@ -394,9 +394,9 @@ fn ask(at: SocketAddr, capability: [u8; 32], transfer: u64) -> (TcpStream, Vec<u
             match frame.kind {
                 kind::REFUSED => assert_eq!(Refusal::decode(frame.payload), Ok(Refusal::Capability)),
                 kind::VALUE => {
-                    let mut room = Vec::new();
+                    let mut scratch = Vec::new();
                     assert!(matches!(
-                        Message::decode(frame.kind, frame.payload, &mut room),
+                        Message::decode(frame.kind, frame.payload, &mut scratch),
                         Ok(Message::Value { .. })
                     ));
                 }
@@ -406,7 +406,7 @@ fn ask(at: SocketAddr, capability: [u8; 32], transfer: u64) -> (TcpStream, Vec<u
         if kinds.iter().any(|k| [kind::REFUSED, kind::VALUE].contains(k)) {
             break;
         }
-        match stream.read(decoder.room(64)).unwrap() {
+        match stream.read(decoder.spare(64)).unwrap() {
             0 => break,
             n => decoder.filled(n),
         }

@@ -189,11 +189,11 @@ impl Lane {
         }
         let count = (end - from) as usize;
         let (items, origins) = if count >= state.items.len() {
-            let room = Batch::room();
+            let spare = Batch::recycled();
             (state.nodes, state.bytes, state.marked) = (0, 0, false);
             (
-                std::mem::replace(&mut state.items, room.items),
-                std::mem::replace(&mut state.origins, room.origins),
+                std::mem::replace(&mut state.items, spare.items),
+                std::mem::replace(&mut state.origins, spare.origins),
             )
         } else {
             // About what those that stay make memory grow by.

@@ -108,8 +108,8 @@ fn messages(input: &[u8]) -> u64 {
             Err(e) => number((3, sort(&e))),
         },
         kind => {
-            let mut room = Vec::new();
-            let message = match Message::decode(kind, payload, &mut room) {
+            let mut scratch = Vec::new();
+            let message = match Message::decode(kind, payload, &mut scratch) {
                 Ok(message) => message,
                 Err(e) => return number((kind, sort(&e))),
             };

@@ -12,7 +12,7 @@ const WARM_UP: usize = 3;
 const LEAST: usize = 7;
 const MOST: usize = 400;
 /// The most memory that a first call takes anew.
-const ROOM: usize = 256 << 20;
+const WANTED: usize = 256 << 20;
 
 /// Times in milliseconds a call.
 pub struct Times {
@@ -59,7 +59,7 @@ pub fn measure(device: &Device, work: &mut Work, seconds: f64) -> Result<Times, 
 /// at a dozen times the cost of having it (0.18 s for 64 MiB measured), which is no time of a first call.
 fn touch(device: &Device) -> Result<(), Error> {
     // A device that does not have so much is as good as without.
-    let _ = look(&[Tensor::arange(0, (ROOM / 8) as i64, 1, device)]);
+    let _ = look(&[Tensor::arange(0, (WANTED / 8) as i64, 1, device)]);
     device.sync()?;
     device.cleanup();
     Ok(())

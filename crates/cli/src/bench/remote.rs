@@ -205,8 +205,8 @@ impl Raw {
         let stream = TcpStream::connect(listener.local_addr()?)?;
         let (mut far, _) = listener.accept()?;
         std::thread::spawn(move || {
-            let mut room = vec![1; SIZE];
-            let mut all = |far: &mut TcpStream| room.chunks_mut(PIECE).try_for_each(|p| far.read_exact(p));
+            let mut buffer = vec![1; SIZE];
+            let mut all = |far: &mut TcpStream| buffer.chunks_mut(PIECE).try_for_each(|p| far.read_exact(p));
             while all(&mut far).is_ok() && far.write_all(&[1]).is_ok() {}
         });
         stream.set_nodelay(true)?;

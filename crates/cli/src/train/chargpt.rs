@@ -172,8 +172,8 @@ impl Recipe for CharGpt {
     }
 
     fn figures(&self, model: &Model, device: &Device) -> Result<Vec<(&'static str, f64)>, kiln::Error> {
-        let room = self.text.len() - self.context - self.train;
-        let starts: Vec<u32> = (0..TESTED).map(|i| (self.train + i * room / TESTED) as u32).collect();
+        let span = self.text.len() - self.context - self.train;
+        let starts: Vec<u32> = (0..TESTED).map(|i| (self.train + i * span / TESTED) as u32).collect();
         let (ids, next) = self.samples(&starts, device);
         let loss = no_grad(|| model.forward(&ids).cross_entropy(&next)).item::<f32>()?;
         Ok(vec![("test loss", loss as f64)])

@@ -32,13 +32,13 @@ impl Plan<'_> {
         let (pw, to) = (Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()));
         let (plane, offsets) = (self.geometry.padded(), offsets(&self.geometry));
         let split = plane + WIDE * stride;
-        let room = split + run(&self.geometry).next_multiple_of(WIDE);
+        let scratch_len = split + run(&self.geometry).next_multiple_of(WIDE);
         let work = size([self.batch, self.groups, self.share, self.positions, self.taps]);
-        self.share_out::<T>(work, self.batch * self.groups, room, &|task, scratch| {
+        self.share_out::<T>(work, self.batch * self.groups, scratch_len, &|task, scratch| {
             let (n, g) = (task / self.groups, task % self.groups);
             // SAFETY: the scratch holds the plane, its slack and the sums of a run.
             let (padded, sums) =
-                unsafe { (Ptr(scratch).slice(0, split), Ptr(scratch).slice(split, room - split)) };
+                unsafe { (Ptr(scratch).slice(0, split), Ptr(scratch).slice(split, scratch_len - split)) };
             padded.fill(T::default());
             let from = image.base.at(n as isize * image.batch + g as isize * image.channel);
             lines(&self.geometry, |line, x0, x1, count| {

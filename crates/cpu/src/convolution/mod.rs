@@ -151,8 +151,8 @@ impl Plan<'_> {
         let blocks = total.div_ceil(block);
         let (pw, to) = (Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()));
         let work = size([total, depth, self.share, self.groups]);
-        let room = size([depth + self.share, block]);
-        self.share_out::<T>(work, self.groups * blocks, room, &|task, scratch| {
+        let scratch_len = size([depth + self.share, block]);
+        self.share_out::<T>(work, self.groups * blocks, scratch_len, &|task, scratch| {
             let (g, from) = (task / blocks, task % blocks * block);
             let len = block.min(total - from);
             let columns = Ptr(scratch);
@@ -230,8 +230,8 @@ impl Plan<'_> {
         let blocks = depth.div_ceil(block);
         let work = size([total, depth, self.share, self.groups]);
         let sizes = [size([block, PANEL]), size([self.share, PANEL]), size([self.share, block])];
-        let room = sizes.iter().fold(0, |room: usize, &part| room.saturating_add(part));
-        self.share_out::<T>(work, self.groups * blocks, room, &|task, scratch| {
+        let scratch_len = sizes.iter().fold(0, |scratch_len: usize, &part| scratch_len.saturating_add(part));
+        self.share_out::<T>(work, self.groups * blocks, scratch_len, &|task, scratch| {
             let (g, first) = (task / blocks, task % blocks * block);
             let rows = block.min(depth - first);
             // SAFETY: the scratch holds the three parts.
@@ -312,9 +312,9 @@ impl Plan<'_> {
         let thick = self.geometry.lead().div_ceil(slabs);
         let most =
             (0..slabs).map(|s| self.geometry.reached(s * thick, (s + 1) * thick).len()).max().unwrap_or(0);
-        let room = if pointwise { 0 } else { size([channels, self.taps, most]) };
+        let scratch_len = if pointwise { 0 } else { size([channels, self.taps, most]) };
         let work = size([self.batch, self.groups, self.share, depth, self.positions]);
-        self.share_out::<T>(work, self.batch * self.groups * blocks * slabs, room, &|task, scratch| {
+        self.share_out::<T>(work, self.batch * self.groups * blocks * slabs, scratch_len, &|task, scratch| {
             let (outer, slab) = (task / slabs, task % slabs);
             let (image, first) = (outer / blocks, outer % blocks * channels);
             let (n, g) = (image / self.groups, image % self.groups);
@@ -377,18 +377,18 @@ impl Plan<'_> {
         if elements < SMALL { (0..rows).for_each(f) } else { pool::parallel(rows, f) }
     }
 
-    /// Runs `f(task, scratch)` for all tasks with `room` elements of scratch, on all threads if there are enough tasks
+    /// Runs `f(task, scratch)` for all tasks with `scratch_len` elements of scratch, on all threads if there are enough tasks
     /// for them. Otherwise tasks run one by one and share out their own work.
     fn share_out<T: Real>(
         &self,
         work: usize,
         tasks: usize,
-        room: usize,
+        scratch_len: usize,
         f: &(dyn Fn(usize, *mut T) + Sync),
     ) -> Result<(), Error> {
         let threads = pool::threads();
         let lanes = if tasks < threads || work < SMALL { 1 } else { threads };
-        let scratch = self.cx.fresh(Meta::new(T::DTYPE, [size([lanes, room])]))?;
+        let scratch = self.cx.fresh(Meta::new(T::DTYPE, [size([lanes, scratch_len])]))?;
         let base = Ptr(scratch.ptr::<T>());
         let next = AtomicUsize::new(0);
         pool::parallel(lanes, &|lane| {
@@ -398,7 +398,7 @@ impl Plan<'_> {
                     return;
                 }
                 stop::check();
-                f(task, base.at((lane * room) as isize));
+                f(task, base.at((lane * scratch_len) as isize));
             }
         });
         Ok(())

@@ -138,10 +138,10 @@ impl Code {
         #[derive(Clone, Copy)]
         #[repr(align(64))]
         struct Vector([u8; 64]);
-        let mut room: SmallVec<[Vector; 8]> = SmallVec::from_elem(Vector([0; 64]), addresses.len());
+        let mut padded: SmallVec<[Vector; 8]> = SmallVec::from_elem(Vector([0; 64]), addresses.len());
         let mut own: SmallVec<[*mut u8; 8]> = SmallVec::new();
         for (i, (&address, &stride)) in addresses.iter().zip(&self.strides).enumerate() {
-            let to = room[i].0.as_mut_ptr();
+            let to = padded[i].0.as_mut_ptr();
             let (stride, input) = (stride as usize, i < self.inputs);
             if input && stride > 0 {
                 // SAFETY: the elements are there, and a vector of them fits.

@@ -315,12 +315,13 @@ impl Bound {
                     && replaceable(cx, handles, id, meta)
             };
             let mut names = self.names.iter().filter(|name| name.result == i);
-            let wished = names.next().and_then(|name| handles.wish(nodes[name.node as usize].outs[0]));
+            let placed =
+                names.next().and_then(|name| handles.output_memory(nodes[name.node as usize].outs[0]));
             // Under another name it would be seen to change with that memory.
-            let wished =
-                wished.filter(|_| names.next().is_none()).and_then(|memory| cx.fresh_at(meta, memory));
-            let old = dying.iter().copied().find(|&id| wished.is_none() && free(id));
-            let view = match (wished, old.and_then(|id| handles.get(id))) {
+            let placed =
+                placed.filter(|_| names.next().is_none()).and_then(|memory| cx.fresh_at(meta, memory));
+            let old = dying.iter().copied().find(|&id| placed.is_none() && free(id));
+            let view = match (placed, old.and_then(|id| handles.get(id))) {
                 (Some(view), _) => view,
                 (None, Some(view)) => View { dtype: meta.dtype, ..view.clone() },
                 (None, None) => cx.fresh(meta)?,

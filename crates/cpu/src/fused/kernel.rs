@@ -203,9 +203,9 @@ pub(crate) unsafe fn kernel(op: &Call, args: &[*const u8], out: *mut u8, len: us
             unsafe { slices::select(read(args[0], len), read::<T>(args[1], len), read::<T>(args[2], len), write(out, len)) }
         }),
         Kernel::Cast => with_type!(op.from, plain S => {
-            let mut room = [<S as Plain>::Kind::default(); TILE];
+            let mut converted = [<S as Plain>::Kind::default(); TILE];
             // SAFETY: promised by the caller.
-            let tile = S::kind(unsafe { read::<S>(args[0], len) }, &mut room[..len]);
+            let tile = S::kind(unsafe { read::<S>(args[0], len) }, &mut converted[..len]);
             match op.to {
                 // SAFETY: promised by the caller.
                 DType::Bool => truth(tile, unsafe { write(out, len) }),

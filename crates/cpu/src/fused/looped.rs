@@ -90,7 +90,7 @@ impl Loop {
     }
 
     /// Bytes of scratch that [`Loop::run`] needs.
-    pub fn room(&self) -> usize {
+    pub fn scratch_bytes(&self) -> usize {
         if self.code.is_some() { 0 } else { self.tiles as usize * SLOT }
     }
 
@@ -100,7 +100,7 @@ impl Loop {
     /// Each address holds `len` aligned elements of its type; that of a single element one; that of a fold has room for
     /// the accumulators of each chunk; a streamed output is aligned to 64 bytes. An output shares memory with no input
     /// and no other output, except that it may have the very address of an input of the same element size. `scratch` has
-    /// [`Loop::room`] bytes, aligned to 8, and nobody else uses any of it.
+    /// [`Loop::scratch_bytes`] bytes, aligned to 8, and nobody else uses any of it.
     pub unsafe fn run(&self, addresses: &[*mut u8], len: usize, scratch: *mut u8) {
         debug_assert_eq!(addresses.len(), self.pass.inputs.len() + self.pass.outputs.len());
         match &self.code {

@@ -144,10 +144,10 @@ impl Optimization<View> for Fused {
         let (a, b) = (get(dot.ins[0])?, get(dot.ins[1])?);
         let outs = infer(&dot.op, &[a.meta(), b.meta()]).map_err(Error::Op)?;
         let meta = *outs.first().ok_or_else(unfit)?;
-        // A product that only goes on to a wished place is computed there.
+        // A product that is only written to memory chosen for it is computed there.
         if let [Node { op: Op::Cast(dtype), outs, .. }] = after[..]
             && (*dtype, self.kept) == (meta.dtype, false)
-            && let Some(view) = handles.wish(outs[0]).and_then(|memory| cx.fresh_at(meta, memory))
+            && let Some(view) = handles.output_memory(outs[0]).and_then(|memory| cx.fresh_at(meta, memory))
         {
             {
                 let rows = Rows::new(&meta.shape, [&view]);
@@ -197,10 +197,10 @@ impl Optimization<View> for Fused {
     }
 }
 
-/// Which rows of a product are complete, for those who wished for them in their memory.
+/// Which rows of a product are complete, for those who placed the result in memory of their own.
 struct Rows<'a> {
     /// The results that somebody waits for, with the bytes of a row.
-    wished: SmallVec<[(&'a Buffer, usize); 2]>,
+    placed: SmallVec<[(&'a Buffer, usize); 2]>,
     state: Mutex<Complete>,
 }
 
@@ -215,14 +215,14 @@ impl<'a> Rows<'a> {
     fn new(shape: &Shape, results: impl IntoIterator<Item = &'a View>) -> Rows<'a> {
         let columns = shape.last().copied().unwrap_or(1);
         let results = results.into_iter().filter(|view| view.buffer.is_lent() && view.shape == *shape);
-        let wished: SmallVec<[(&Buffer, usize); 2]> =
+        let placed: SmallVec<[(&Buffer, usize); 2]> =
             results.map(|view| (view.buffer.as_ref(), view.dtype.bytes(columns))).collect();
-        let rows = if wished.is_empty() { 0 } else { shape.numel() / columns.max(1) };
-        Rows { wished, state: Mutex::new(Complete { missing: vec![columns; rows], rows: 0 }) }
+        let rows = if placed.is_empty() { 0 } else { shape.numel() / columns.max(1) };
+        Rows { placed, state: Mutex::new(Complete { missing: vec![columns; rows], rows: 0 }) }
     }
 
     fn complete(&self, block: Block) {
-        if self.wished.is_empty() {
+        if self.placed.is_empty() {
             return;
         }
         let (before, rows) = {
@@ -236,7 +236,7 @@ impl<'a> Rows<'a> {
             (before, *rows)
         };
         if rows > before {
-            self.wished.iter().for_each(|(buffer, bytes)| buffer.reached(rows * bytes));
+            self.placed.iter().for_each(|(buffer, bytes)| buffer.reached(rows * bytes));
         }
     }
 }
@@ -273,8 +273,8 @@ impl Handles<View> for With<'_> {
         self.handles.place()
     }
 
-    fn wish(&self, id: Id) -> Option<Bytes> {
-        self.handles.wish(id)
+    fn output_memory(&self, id: Id) -> Option<Bytes> {
+        self.handles.output_memory(id)
     }
 }
 
@@ -306,7 +306,7 @@ mod tests {
         });
     }
 
-    /// A device's values, and one that is wished for somewhere.
+    /// A device's values, and one that has a place.
     struct Values(HashMap<Id, View>, Option<(Id, Bytes)>);
 
     impl Handles<View> for Values {
@@ -328,8 +328,8 @@ mod tests {
         fn place(&self) -> Place {
             Place::Reuse
         }
-        fn wish(&self, id: Id) -> Option<Bytes> {
-            self.1.iter().find(|(wished, _)| *wished == id).map(|(_, memory)| memory.clone())
+        fn output_memory(&self, id: Id) -> Option<Bytes> {
+            self.1.iter().find(|(placed, _)| *placed == id).map(|(_, memory)| memory.clone())
         }
     }
 

@@ -236,7 +236,7 @@ impl Bound {
             });
         }
         // SAFETY: every address holds `count` elements or one, and results are fresh or scratch.
-        unsafe { looped.run(&addresses, frame.count, frame.own.wrapping_add(scratch.room - scratch.own)) };
+        unsafe { looped.run(&addresses, frame.count, frame.own.wrapping_add(scratch.looped - scratch.own)) };
     }
 
     /// Runs the line over the elements of each row; `close` takes the accumulators of each reduction of a row.
@@ -251,7 +251,7 @@ impl Bound {
         looped: &Loop,
         close: impl Fn(usize, usize, (kiln_ir::ReduceKind, DType, u32), *const u8),
     ) {
-        let room = frame.own.wrapping_add(scratch.room - scratch.own);
+        let own = frame.own.wrapping_add(scratch.looped - scratch.own);
         let lanes = |k: usize| frame.own.wrapping_add(scratch.lanes - scratch.own + k * scratch.lane_pitch);
         let folds = line.outputs.iter().any(|t| matches!(t, Target::Fold(..)));
         // Where the first row is, and how far the next.
@@ -302,7 +302,7 @@ impl Bound {
             }
             // SAFETY: every address holds the row's elements from `column` on, or one; an output is scratch, fresh, or
             // takes the place of an operand that lies in the same way and is not read afterwards.
-            unsafe { looped.run(&addresses, frame.width, room) };
+            unsafe { looped.run(&addresses, frame.width, own) };
             if folds {
                 for (k, target) in line.outputs.iter().enumerate() {
                     if let Target::Fold(kind, dtype, home) = *target {
@@ -418,7 +418,7 @@ impl Bound {
         }
         // SAFETY: every address holds the block's elements, or one; outputs are scratch, fresh, or take the place of an
         // operand that is not read afterwards.
-        unsafe { looped.run(&addresses, len, frame.own.wrapping_add(scratch.room - scratch.own)) };
+        unsafe { looped.run(&addresses, len, frame.own.wrapping_add(scratch.looped - scratch.own)) };
         for &(row, kind, dtype, goal) in &level.after {
             let x = row_at(row);
             match goal {

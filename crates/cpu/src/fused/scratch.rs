@@ -19,7 +19,8 @@ pub(super) struct Scratch {
     pub lanes: usize,
     /// Accumulators of one reduction, in bytes.
     pub lane_pitch: usize,
-    pub room: usize,
+    /// Scratch of the loop that runs.
+    pub looped: usize,
     /// What every thread has of its own begins here.
     pub own: usize,
     pub total: usize,
@@ -134,9 +135,9 @@ impl Bound {
             if s.narrows.is_empty() { 0 } else { width.div_ceil(CHUNK).saturating_mul(LANES * 8) };
         let most = s.levels.iter().map(outputs).max().unwrap_or(0);
         let lanes = take(lane_pitch.saturating_mul(most));
-        let room = self.loops.iter().flatten().flatten().map(|l| l.room()).max().unwrap_or(0);
-        let room = take(room);
+        let looped = self.loops.iter().flatten().flatten().map(|l| l.scratch_bytes()).max().unwrap_or(0);
+        let looped = take(looped);
         let fits = total <= isize::MAX as usize / 2;
-        fits.then_some(Scratch { narrows, narrow_loads, rows, tiles, lanes, lane_pitch, room, own, total })
+        fits.then_some(Scratch { narrows, narrow_loads, rows, tiles, lanes, lane_pitch, looped, own, total })
     }
 }

@@ -144,8 +144,8 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         let cuts = self.cuts(parts, blocks, self.a_strips);
         let depth = PANEL.min(self.p.k);
         let packs = self.a_packs();
-        let room = if packs { self.a_strips * K::MR * depth } else { 0 };
-        with_scratch(&SHARED, room, |shared: *mut T| {
+        let scratch_len = if packs { self.a_strips * K::MR * depth } else { 0 };
+        with_scratch(&SHARED, scratch_len, |shared: *mut T| {
             let shared = Shared(shared);
             for (k0, kc) in panels(self.p.k) {
                 let a_at = |r: usize| shared.get().wrapping_add(r * K::MR * kc);
@@ -172,8 +172,8 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
                         }
                     }
                 };
-                let room = last + self.b_strips.div_ceil(blocks) * K::NR * kc;
-                self.pieces(parts, [blocks, cuts, self.p.m], room, own, |b, piece, first, own| {
+                let scratch_len = last + self.b_strips.div_ceil(blocks) * K::NR * kc;
+                self.pieces(parts, [blocks, cuts, self.p.m], scratch_len, own, |b, piece, first, own| {
                     let (rows, columns) = (cut(self.a_strips, cuts, piece), columns(b));
                     let b_at = |s: usize| b_at(s, columns.start, own);
                     for r in rows.clone() {
@@ -196,21 +196,21 @@ impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
         (work / outer / piece).clamp(1, strips)
     }
 
-    /// Runs `piece(o, 0..cuts, first, own)` for each o of `outer`, where `own` is memory of `room` numbers that
+    /// Runs `piece(o, 0..cuts, first, own)` for each o of `outer`, where `own` is memory of `scratch_len` numbers that
     /// `pack(o, own)` has prepared: once for neighbouring pieces that one thread gets, before the `first` of them.
     /// Pieces of one o cover `lines`.
     fn pieces(
         &self,
         parts: usize,
         [outer, cuts, lines]: [usize; 3],
-        room: usize,
+        scratch_len: usize,
         pack: impl Fn(usize, *mut T) + Sync,
         piece: impl Fn(usize, usize, bool, *mut T) + Sync,
     ) {
         // What is almost done is not worth packing for.
         let leave = PACKING * cuts / lines;
         parted(parts, outer * cuts, leave, |claims| {
-            with_scratch(&OWN, room, |own: *mut T| {
+            with_scratch(&OWN, scratch_len, |own: *mut T| {
                 let mut packed = usize::MAX;
                 for claim in claims {
                     let o = claim / cuts;

@@ -55,8 +55,8 @@ impl Product {
     }
 
     fn run<T: Number>(&self, a: &[T], b: &[T::Wide]) -> Vec<T> {
-        let mut out = memory::room(self.a.len() * self.m * self.n);
-        let mut column = memory::room(self.k * self.n);
+        let mut out = memory::with_capacity(self.a.len() * self.m * self.n);
+        let mut column = memory::with_capacity(self.k * self.n);
         for (&at_a, &at_b) in self.a.iter().zip(&self.b) {
             let _mark = memory::mark();
             let a = widen(&a[at_a..at_a + self.m * self.k]);

@@ -74,7 +74,7 @@ fn each(x: &Shape, axis: usize, index: &Shape, indices: &[usize]) -> Vec<usize> 
 /// The places in x of whole slices.
 fn take(x: &Shape, axis: usize, indices: &[usize]) -> Vec<usize> {
     let (outer, length, inner) = around(x, axis);
-    let mut places = memory::room(outer * indices.len() * inner);
+    let mut places = memory::with_capacity(outer * indices.len() * inner);
     for o in 0..outer {
         for i in indices {
             let start = (o * length + i) * inner;
@@ -92,7 +92,7 @@ fn checked(op: &Op, index: &Value, length: usize) -> Result<Vec<usize>, EvalErro
             Err(EvalError::Index { op: op.name().to_string(), index, length })
         }
     };
-    let mut indices = memory::room(index.shape.numel());
+    let mut indices = memory::with_capacity(index.shape.numel());
     with_ints!(&index.data, x => for &i in x {
         indices.push(check(i as i128)?);
     },);

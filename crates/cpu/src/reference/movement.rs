@@ -48,7 +48,7 @@ fn cat<T: Element>(_first: &[T], ins: &[&Value], axis: usize) -> Vec<T> {
     let (outer, _, inner) = around(&ins[0].shape, axis);
     let parts: Vec<(&[T], usize)> =
         memory::collect(ins.len(), ins.iter().map(|v| (v.data.typed(), v.shape[axis] * inner)));
-    let mut out = memory::room(ins.iter().map(|v| v.shape.numel()).sum());
+    let mut out = memory::with_capacity(ins.iter().map(|v| v.shape.numel()).sum());
     for o in 0..outer {
         for (part, run) in &parts {
             out.extend_from_slice(&part[o * run..(o + 1) * run]);

@@ -44,7 +44,7 @@ pub fn fold<T: Copy, A: Copy>(
     combine: impl Fn(A, A) -> A,
 ) -> A {
     let _mark = memory::mark();
-    let mut partials = memory::room(row.len().div_ceil(order.chunk));
+    let mut partials = memory::with_capacity(row.len().div_ceil(order.chunk));
     let mut lanes = [identity; INNER.lanes];
     stop::check();
     for chunk in row.chunks(order.chunk) {

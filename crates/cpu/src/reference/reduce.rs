@@ -39,7 +39,7 @@ impl Rows {
     fn map<T: Copy, U>(&self, x: &[T], f: impl Fn(&[T]) -> U) -> Vec<U> {
         let (view, count, length) = self.arranged();
         let x = view.read(x);
-        let mut out = memory::room(count);
+        let mut out = memory::with_capacity(count);
         for i in 0..count {
             stop::check();
             out.push(f(&x[i * length..(i + 1) * length]));

@@ -22,7 +22,7 @@ fn lines<T: Rank>(
 ) -> (Vec<T>, Vec<i64>) {
     let mut values = memory::filled(outer * take * inner, T::default());
     let mut indices = memory::filled(outer * take * inner, 0);
-    let mut line: Vec<(u64, usize)> = memory::room(length);
+    let mut line: Vec<(u64, usize)> = memory::with_capacity(length);
     for o in 0..outer {
         for i in 0..inner {
             stop::check();

@@ -93,7 +93,7 @@ impl View {
 
     /// The offset of each element, in row-major order.
     pub fn offsets(&self) -> Vec<usize> {
-        let mut out = memory::room(self.shape.numel());
+        let mut out = memory::with_capacity(self.shape.numel());
         self.each(|at| out.push(at));
         out
     }
@@ -106,7 +106,7 @@ impl View {
         if n == x.len() && self.start == 0 && plain {
             return Cow::Borrowed(x);
         }
-        let mut out = memory::room(n);
+        let mut out = memory::with_capacity(n);
         self.each(|at| out.push(x[at]));
         Cow::Owned(out)
     }

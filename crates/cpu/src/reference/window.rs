@@ -2,7 +2,7 @@
 //!
 //! Three spatial axes always; missing ones are put in front with extent 1, which changes no row-major order.
 
-use crate::memory::{STRETCH, collect, room};
+use crate::memory::{STRETCH, collect, with_capacity};
 use crate::stop;
 use kiln_ir::{Conv, Pool};
 use std::ops::Range;
@@ -148,7 +148,7 @@ fn unflatten(at: usize, extents: [usize; 3]) -> [usize; 3] {
 /// All combinations of three axes' pairs, the first axis slowest, as flat places.
 fn product(pairs: [Vec<(usize, usize)>; 3], left: [usize; 3], right: [usize; 3]) -> Vec<(usize, usize)> {
     let [first, second, third] = pairs;
-    let mut out = room(first.len().saturating_mul(second.len()).saturating_mul(third.len()));
+    let mut out = with_capacity(first.len().saturating_mul(second.len()).saturating_mul(third.len()));
     for &(l0, r0) in &first {
         stop::check();
         for &(l1, r1) in &second {

@@ -83,7 +83,7 @@ impl Plan {
             // The open bucket of a dtype is the last of it.
             let open = buckets.iter().rposition(|b| b.dtype == *wire);
             let at = match open {
-                Some(at) if wire.bytes(buckets[at].length) < room(config, at) => at,
+                Some(at) if wire.bytes(buckets[at].length) < capacity(config, at) => at,
                 _ => {
                     buckets.push(Bucket {
                         dtype: *wire,
@@ -127,7 +127,7 @@ impl Plan {
     }
 }
 
-fn room(config: &Config, bucket: usize) -> usize {
+fn capacity(config: &Config, bucket: usize) -> usize {
     if bucket == 0 { config.first } else { config.others }
 }
 

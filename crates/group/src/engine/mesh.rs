@@ -293,17 +293,17 @@ type Received<const N: usize> = Option<([u64; N], Vec<OwnedFd>)>;
 
 /// One message of words and descriptors; nothing at the end of the stream.
 fn receive<const N: usize>(socket: RawFd, flags: libc::c_int) -> std::io::Result<Received<N>> {
-    let mut room = [[0u8; 8]; N];
-    let (n, fds) = receive_bytes(socket, room.as_flattened_mut(), flags)?;
-    Ok((n > 0).then(|| (room.map(u64::from_le_bytes), fds)))
+    let mut buffer = [[0u8; 8]; N];
+    let (n, fds) = receive_bytes(socket, buffer.as_flattened_mut(), flags)?;
+    Ok((n > 0).then(|| (buffer.map(u64::from_le_bytes), fds)))
 }
 
 pub(crate) fn receive_bytes(
     socket: RawFd,
-    room: &mut [u8],
+    buffer: &mut [u8],
     flags: libc::c_int,
 ) -> std::io::Result<(usize, Vec<OwnedFd>)> {
-    let mut iov = libc::iovec { iov_base: room.as_mut_ptr().cast(), iov_len: room.len() };
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut control = [0u64; 8 + FDS / 2];
     // SAFETY: as in `send_bytes`; descriptors that came are ours alone.
     unsafe {

@@ -126,7 +126,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
         match end {
             End::Closed => {
                 shared.settle();
-                shared.room.notify_all();
+                shared.changed.notify_all();
                 return;
             }
             End::Forgotten => {
@@ -136,7 +136,7 @@ pub(super) async fn drive(shared: Arc<Shared>) {
             _ if shared.is_closed() || shared.lock().failure().is_some() => {
                 // The server's last word was that it is over: whoever waits is told.
                 shared.settle();
-                shared.room.notify_all();
+                shared.changed.notify_all();
                 return;
             }
             End::Leaving => {
@@ -271,7 +271,7 @@ async fn connection(shared: &Shared, search: &mut Search) -> End {
     *shared.reach.lock().unwrap_or_else(|e| e.into_inner()) = reach;
     shared.welcomed(search.at);
     shared.settle();
-    shared.room.notify_all();
+    shared.changed.notify_all();
     let heard = Mutex::new(Instant::now());
     tokio::select! {
         end = receive(shared, reader, decoder, &heard) => end,
@@ -281,7 +281,7 @@ async fn connection(shared: &Shared, search: &mut Search) -> End {
 }
 
 async fn read(reader: &mut ReadHalf<Stream>, decoder: &mut Decoder) -> io::Result<()> {
-    match reader.read(decoder.next_room()).await? {
+    match reader.read(decoder.spare_for_frame()).await? {
         0 => Err(io::ErrorKind::UnexpectedEof.into()),
         n => {
             decoder.filled(n);
@@ -316,7 +316,7 @@ async fn receive(
             *heard.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
         }
         shared.settle();
-        shared.room.notify_all();
+        shared.changed.notify_all();
         if let Err(e) = read(&mut reader, &mut decoder).await {
             return End::Broken(e.to_string());
         }

@@ -61,8 +61,8 @@ pub(super) struct Shared {
     pub patience: Patience,
     /// There is something to send.
     pub wake: Notify,
-    /// There is room, or news.
-    pub room: Condvar,
+    /// Less waits to be sent or executed, or there is news.
+    pub changed: Condvar,
     closed: AtomicBool,
     /// The server has the client's ear now.
     connected: AtomicBool,
@@ -132,7 +132,7 @@ impl Remote {
             servers,
             patience,
             wake: Notify::new(),
-            room: Condvar::new(),
+            changed: Condvar::new(),
             closed: AtomicBool::new(false),
             connected: AtomicBool::new(false),
             home: AtomicUsize::new(0),
@@ -145,7 +145,7 @@ impl Remote {
         io().spawn(async move {
             drive(driven.clone()).await;
             driven.ended.store(true, Ordering::Release);
-            driven.room.notify_all();
+            driven.changed.notify_all();
         });
         let mut core = shared.lock();
         loop {
@@ -155,7 +155,7 @@ impl Remote {
             if core.info().is_some() {
                 break;
             }
-            core = shared.room.wait(core).unwrap_or_else(|e| e.into_inner());
+            core = shared.changed.wait(core).unwrap_or_else(|e| e.into_inner());
         }
         drop(core);
         Ok(Remote { shared })
@@ -312,7 +312,7 @@ impl Driver for Remote {
         self.shared.close();
         let open = |_: &mut Core| !self.shared.is_over();
         let core = self.shared.lock();
-        drop(self.shared.room.wait_timeout_while(core, CLOSE, open).unwrap_or_else(|e| e.into_inner()));
+        drop(self.shared.changed.wait_timeout_while(core, CLOSE, open).unwrap_or_else(|e| e.into_inner()));
         self.shared.fail(Error::Closed { device: self.shared.peer() });
     }
 }
@@ -412,13 +412,13 @@ impl Shared {
     /// Waits while too much is under way.
     fn hold(&self) {
         let busy = |core: &mut Core| core.queued_bytes() > MOST_QUEUED || core.unexecuted() > MOST_UNEXECUTED;
-        drop(self.room.wait_while(self.lock(), busy).unwrap_or_else(|e| e.into_inner()));
+        drop(self.changed.wait_while(self.lock(), busy).unwrap_or_else(|e| e.into_inner()));
     }
 
     pub fn fail(&self, error: Error) {
         self.lock().fail(error);
         self.settle();
-        self.room.notify_all();
+        self.changed.notify_all();
     }
 
     /// Ends the session as soon as the server can be told.

@@ -65,8 +65,8 @@ async fn looks(address: &Address, token: Vec<u8>, to: &mpsc::SyncSender<Look>) -
                 _ => {}
             }
         }
-        let room = decoder.room(16 << 10);
-        match stream.read(room).await.map_err(|e| lost(e.to_string()))? {
+        let spare = decoder.spare(16 << 10);
+        match stream.read(spare).await.map_err(|e| lost(e.to_string()))? {
             0 => return Err(lost("the server closed the connection".into())),
             n => decoder.filled(n),
         }

@@ -14,9 +14,9 @@ const DEEPEST: usize = 8;
 pub const MOST_TEXT: usize = 4 << 10;
 
 /// Text that still may come.
-struct Room(usize);
+struct TextBudget(usize);
 
-impl Room {
+impl TextBudget {
     fn text(&mut self, r: &mut Reader<'_>) -> Result<String, ProtocolError> {
         let mut text = r.text()?;
         if text.len() > self.0 {
@@ -159,12 +159,12 @@ fn encode_op(error: &OpError, w: &mut Writer) {
     }
 }
 
-fn decode_op(r: &mut Reader<'_>, room: &mut Room) -> Result<OpError, ProtocolError> {
+fn decode_op(r: &mut Reader<'_>, budget: &mut TextBudget) -> Result<OpError, ProtocolError> {
     let size = |r: &mut Reader<'_>| r.int().map(|x| usize::try_from(x).unwrap_or(usize::MAX));
     let shape = |r: &mut Reader<'_>| r.meta().map(|meta| meta.shape);
     let bad = WireError::Malformed { what: "dtype" };
     let named = |name: &str| DType::from_name(name).ok_or(bad.clone());
-    let (code, op) = (r.int()?, room.text(r)?);
+    let (code, op) = (r.int()?, budget.text(r)?);
     Ok(match code {
         1 => OpError::DType { op, dtype: named(&r.text()?)? },
         2 => OpError::DTypeMismatch { op, lhs: named(&r.text()?)?, rhs: named(&r.text()?)? },
@@ -176,7 +176,7 @@ fn decode_op(r: &mut Reader<'_>, room: &mut Room) -> Result<OpError, ProtocolErr
         8 => OpError::TooLarge { shape: shape(r)? },
         9 => OpError::Quantised { dtype: named(&op)?, shape: shape(r)? },
         10 => OpError::UnknownCustom { name: op },
-        11 => OpError::Custom { op, message: room.text(r)? },
+        11 => OpError::Custom { op, message: budget.text(r)? },
         12 => OpError::Index { op, dtype: named(&r.text()?)? },
         // A later version may have more kinds.
         code => {
@@ -196,11 +196,11 @@ enum Outer {
 pub fn decode(r: &mut Reader<'_>) -> Result<Error, ProtocolError> {
     let step = |at, cause| Error::StepRefused { at, path: String::new(), origin: None, cause };
     let mut outer = Vec::new();
-    let mut room = Room(MOST_TEXT);
+    let mut budget = TextBudget(MOST_TEXT);
     // No recursion: a peer decides how deep it is.
     let cause = loop {
         let level = match r.int()? {
-            1 if outer.len() < DEEPEST => Outer::Failed(room.text(r)?, Id(r.int()?)),
+            1 if outer.len() < DEEPEST => Outer::Failed(budget.text(r)?, Id(r.int()?)),
             1 => Outer::Failed(r.text()?, Id(r.int()?)),
             12 => {
                 let at = usize::try_from(r.int()?).unwrap_or(usize::MAX);
@@ -209,7 +209,7 @@ pub fn decode(r: &mut Reader<'_>) -> Result<Error, ProtocolError> {
                     _ => Outer::Step(at),
                 }
             }
-            code => break first(code, r, &mut Room(MOST_TEXT))?,
+            code => break first(code, r, &mut TextBudget(MOST_TEXT))?,
         };
         if outer.len() < DEEPEST {
             outer.push(level);
@@ -222,27 +222,27 @@ pub fn decode(r: &mut Reader<'_>) -> Result<Error, ProtocolError> {
 }
 
 /// What made it fail.
-fn first(code: u64, r: &mut Reader<'_>, room: &mut Room) -> Result<Error, ProtocolError> {
+fn first(code: u64, r: &mut Reader<'_>, budget: &mut TextBudget) -> Result<Error, ProtocolError> {
     let size = |r: &mut Reader<'_>| r.int().map(|x| usize::try_from(x).unwrap_or(usize::MAX));
     Ok(match code {
-        2 => Error::Index { op: room.text(r)?, index: r.int()? as i64, length: size(r)? },
+        2 => Error::Index { op: budget.text(r)?, index: r.int()? as i64, length: size(r)? },
         3 => {
-            let op = room.text(r)?;
+            let op = budget.text(r)?;
             Error::Divide {
                 op,
                 error: if r.int()? == 0 { DivideError::ByZero } else { DivideError::Overflow },
             }
         }
-        4 => Error::Custom { op: room.text(r)?, message: room.text(r)? },
-        5 => Error::Panicked { op: room.text(r)?, message: room.text(r)? },
-        6 => Error::Unsupported { op: room.text(r)?, device: room.text(r)? },
+        4 => Error::Custom { op: budget.text(r)?, message: budget.text(r)? },
+        5 => Error::Panicked { op: budget.text(r)?, message: budget.text(r)? },
+        6 => Error::Unsupported { op: budget.text(r)?, device: budget.text(r)? },
         7 => Error::OutOfMemory { asked: size(r)?, free: size(r)?, limit: size(r)? },
         8 => Error::Timeout(Duration::from_millis(r.int()?)),
         9 => Error::Stopped,
         10 => Error::UnknownValue(Id(r.int()?)),
-        11 => Error::Op(decode_op(r, room)?),
-        13 => Error::TooLong { op: room.text(r)?, bytes: size(r)?, most: size(r)? },
-        0 => Error::Peer { message: room.text(r)? },
+        11 => Error::Op(decode_op(r, budget)?),
+        13 => Error::TooLong { op: budget.text(r)?, bytes: size(r)?, most: size(r)? },
+        0 => Error::Peer { message: budget.text(r)? },
         // A later version may have more kinds.
         code => {
             r.rest();

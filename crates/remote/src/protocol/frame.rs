@@ -45,7 +45,7 @@ pub fn head(seq: u64, kind: u8, parts: [&[u8]; 2]) -> [u8; HEAD] {
 #[derive(Default, Debug)]
 pub struct Decoder {
     buffer: Vec<u8>,
-    /// Bytes before `start` were given out, bytes from `end` on are room.
+    /// Bytes before `start` were given out, bytes from `end` on are spare.
     start: usize,
     end: usize,
     /// Bytes that came, and whether a frame was whole, since [`Decoder::heard`] was last true.
@@ -54,8 +54,8 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Room for the next bytes, at least `least` of them; [`Decoder::filled`] says how many came.
-    pub fn room(&mut self, least: usize) -> &mut [u8] {
+    /// Memory for the next bytes, at least `least` of them; [`Decoder::filled`] says how many came.
+    pub fn spare(&mut self, least: usize) -> &mut [u8] {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -69,14 +69,14 @@ impl Decoder {
         &mut self.buffer[self.end..]
     }
 
-    /// Room for what is missing of a long frame and no more, so that nothing has to be moved to the front afterwards;
+    /// Memory for what is missing of a long frame and no more, so that nothing has to be moved to the front afterwards;
     /// else for a good many short ones.
-    pub fn next_room(&mut self) -> &mut [u8] {
+    pub fn spare_for_frame(&mut self) -> &mut [u8] {
         let want = self.missing().clamp(READ, HEAD + MOST);
-        &mut self.room(want)[..want]
+        &mut self.spare(want)[..want]
     }
 
-    /// The first `count` bytes of the room have been filled.
+    /// The first `count` bytes of that memory have been filled.
     pub fn filled(&mut self, count: usize) {
         self.end = (self.end + count).min(self.buffer.len());
         self.came += count;
@@ -84,7 +84,7 @@ impl Decoder {
 
     /// Appends bytes.
     pub fn feed(&mut self, bytes: &[u8]) {
-        self.room(bytes.len())[..bytes.len()].copy_from_slice(bytes);
+        self.spare(bytes.len())[..bytes.len()].copy_from_slice(bytes);
         self.filled(bytes.len());
     }
 

@@ -589,8 +589,8 @@ mod tests {
                 decoder.feed(&bytes(out));
                 let frame = decoder.next().unwrap().unwrap();
                 assert!(b.accept(&frame, Lane::Normal).unwrap());
-                let mut room = Vec::new();
-                match Message::decode(frame.kind, frame.payload, &mut room).unwrap() {
+                let mut scratch = Vec::new();
+                match Message::decode(frame.kind, frame.payload, &mut scratch).unwrap() {
                     Message::Piece { of, bytes } => {
                         assert_eq!(of, (got >> 26) as u64);
                         got += bytes.len();

@@ -257,15 +257,15 @@ impl Message<'_> {
         (kind, Body { fields: w.bytes, data: None, later: None })
     }
 
-    /// The message that a frame holds. `room` is used for a compressed payload.
+    /// The message that a frame holds. `scratch` is used for a compressed payload.
     pub fn decode<'a>(
         kind: u8,
         payload: &'a [u8],
-        room: &'a mut Vec<u8>,
+        scratch: &'a mut Vec<u8>,
     ) -> Result<Message<'a>, ProtocolError> {
         let payload = if kind & COMPRESSED != 0 {
-            *room = expand(payload)?;
-            &room[..]
+            *scratch = expand(payload)?;
+            &scratch[..]
         } else {
             payload
         };
@@ -566,8 +566,8 @@ mod tests {
             let (transfer, id, place, url, capability) = (1, Id(2), Place::Reuse, "kiln://a", [7; 32]);
             let fetch = Message::Fetch { transfer, id, meta, place, incarnation, url, capability };
             let (kind, body) = fetch.encode();
-            let mut room = Vec::new();
-            assert_eq!(Message::decode(kind, &body.fields, &mut room), Ok(fetch));
+            let mut scratch = Vec::new();
+            assert_eq!(Message::decode(kind, &body.fields, &mut scratch), Ok(fetch));
             body.fields.len()
         });
         assert_eq!(sizes[1], sizes[0] + 1);
@@ -587,8 +587,8 @@ mod tests {
         for message in urgent {
             let (kind, body) = message.encode();
             assert_eq!(lane(kind), Lane::Urgent);
-            let mut room = Vec::new();
-            assert_eq!(Message::decode(kind, &body.fields, &mut room), Ok(message));
+            let mut scratch = Vec::new();
+            assert_eq!(Message::decode(kind, &body.fields, &mut scratch), Ok(message));
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Values that arrive in pieces.
 
 use crate::protocol::ProtocolError;
-use kiln_device::{Bytes, Data, Error, Place, Room};
+use kiln_device::{Bytes, Data, Error, Place, UploadBuffer};
 use kiln_ir::Meta;
 
 /// A value under way: an upload, or a fetch from another server.
@@ -20,7 +20,7 @@ pub struct Assembly {
     pub place: Place,
     /// It comes from another server, which has been asked for it.
     pub begun: bool,
-    /// The device was asked for room in its turn.
+    /// The device was asked for memory in its turn.
     pub asked: bool,
     /// Bytes of the window that its client gets back when the stream has come to it.
     pub owed: usize,
@@ -31,7 +31,7 @@ pub struct Assembly {
 /// Where a value under way is gathered.
 pub enum Memory {
     /// In memory that the device takes over.
-    Room(Box<dyn Room>),
+    Device(Box<dyn UploadBuffer>),
     /// In memory that grows with what arrives.
     Grown(Vec<u8>),
     /// It is all there, in another session's memory.
@@ -44,7 +44,7 @@ impl Assembly {
     /// Whether nothing is waited for any more.
     pub fn is_complete(&self) -> bool {
         match &self.memory {
-            Memory::Room(_) | Memory::Grown(_) => self.filled == self.meta.bytes(),
+            Memory::Device(_) | Memory::Grown(_) => self.filled == self.meta.bytes(),
             Memory::Whole(_) | Memory::None(_) => true,
         }
     }
@@ -56,7 +56,7 @@ impl Assembly {
             return Err(ProtocolError::Misuse("a transfer has more bytes than its shape"));
         }
         match &mut self.memory {
-            Memory::Room(room) => room.bytes()[from..to].copy_from_slice(bytes),
+            Memory::Device(buffer) => buffer.bytes()[from..to].copy_from_slice(bytes),
             Memory::Grown(held) => match held.try_reserve(bytes.len()) {
                 Ok(()) => held.extend_from_slice(bytes),
                 Err(_) => {
@@ -74,7 +74,7 @@ impl Assembly {
     /// The whole value, or why there is none.
     pub fn done(self) -> Result<Bytes, Error> {
         match self.memory {
-            Memory::Room(room) => Ok(room.done()),
+            Memory::Device(buffer) => Ok(buffer.done()),
             Memory::Grown(held) => Ok(Bytes::new(held)),
             Memory::Whole(data) => Ok(data.bytes),
             Memory::None(error) => Err(*error),

@@ -142,9 +142,9 @@ impl Executor {
         upload: Option<Result<Bytes, Error>>,
     ) -> Result<(Vec<Reply>, u64), ProtocolError> {
         let start = Instant::now();
-        let mut room = Vec::new();
+        let mut scratch = Vec::new();
         let mut replies = Vec::new();
-        match Message::decode(task.kind, &task.payload, &mut room)? {
+        match Message::decode(task.kind, &task.payload, &mut scratch)? {
             Message::Define { template, structure, bindings } => {
                 let batch = self.templates.define(&self.table, template, structure, bindings)?;
                 self.batch(batch, &mut replies)?;

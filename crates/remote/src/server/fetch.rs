@@ -209,8 +209,8 @@ impl Server {
                     let refusal = Refusal::decode(frame.payload).map_err(io::Error::other)?;
                     return Err(Stop::Refused(refusal.to_string()));
                 }
-                let mut room = Vec::new();
-                let complete = match Message::decode(frame.kind, frame.payload, &mut room) {
+                let mut scratch = Vec::new();
+                let complete = match Message::decode(frame.kind, frame.payload, &mut scratch) {
                     Ok(Message::Value { meta, .. }) if meta == fetch.meta => from as usize == meta.bytes(),
                     Ok(Message::Value { .. }) => return Err(Stop::Refused("it has another shape".into())),
                     Ok(Message::Piece { bytes, .. }) => {
@@ -229,8 +229,8 @@ impl Server {
                     return Ok(());
                 }
             }
-            let room = decoder.next_room();
-            match within(patience, stream.read(room)).await? {
+            let spare = decoder.spare_for_frame();
+            match within(patience, stream.read(spare)).await? {
                 0 => return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
                 n => decoder.filled(n),
             }
@@ -302,7 +302,7 @@ impl Server {
                 }
                 return Ok(());
             }
-            match within(exposure.touch(), stream.read(decoder.room(64))).await? {
+            match within(exposure.touch(), stream.read(decoder.spare(64))).await? {
                 0 => return Ok(()),
                 n => decoder.filled(n),
             }

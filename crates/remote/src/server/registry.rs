@@ -313,14 +313,14 @@ impl Registry {
         }
         let table =
             Table::decode(&mut Reader::new(&hello.table)).map_err(|e| Refusal::Other(e.to_string()))?;
-        let room = |clients: &FxHashMap<u64, Arc<Client>>| {
+        let has_place = |clients: &FxHashMap<u64, Arc<Client>>| {
             // One that has said goodbye is on its way out.
             match clients.values().filter(|c| !c.is_over()).count() < self.config.most_sessions {
                 true => Ok(()),
                 false => Err(Refusal::Full(self.config.most_sessions as u64)),
             }
         };
-        room(&self.clients())?;
+        has_place(&self.clients())?;
         // Nobody waits for the table of sessions while a device opens.
         let driver = self.device(device).ok_or_else(|| Refusal::Device(device.into()))?;
         let mut secret = [0; 32];
@@ -351,7 +351,7 @@ impl Registry {
             moves: self.moves.clone(),
         });
         let mut clients = self.clients();
-        room(&clients)?;
+        has_place(&clients)?;
         self.opened.fetch_add(1, Ordering::Relaxed);
         clients.insert(number, client.clone());
         Ok(client)

@@ -430,8 +430,8 @@ impl Server {
             if decoder.missing() > MOST_HELLO + frame::HEAD {
                 return Err(io::Error::other("the first frame is too long"));
             }
-            let room = decoder.room(4 << 10);
-            match stream.read(room).await? {
+            let spare = decoder.spare(4 << 10);
+            match stream.read(spare).await? {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 n => decoder.filled(n),
             }
@@ -612,8 +612,8 @@ impl Server {
             if decoder.heard() {
                 heard = tokio::time::Instant::now();
             }
-            let room = decoder.next_room();
-            let n = match tokio::time::timeout_at(heard + patience, reader.read(room)).await {
+            let spare = decoder.spare_for_frame();
+            let n = match tokio::time::timeout_at(heard + patience, reader.read(spare)).await {
                 Err(_) => return format!("silent for {patience:?}"),
                 Ok(Ok(0)) => return "the connection ended".into(),
                 Ok(Ok(n)) => n,

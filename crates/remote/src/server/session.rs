@@ -192,8 +192,8 @@ impl Session {
     /// The same for a frame whose payload was `len` bytes on its way.
     pub fn receive_as(&mut self, frame: &Frame<'_>, len: usize) -> Result<Step, ProtocolError> {
         if frame.seq == 0 {
-            let mut room = Vec::new();
-            match Message::decode(frame.kind, frame.payload, &mut room)? {
+            let mut scratch = Vec::new();
+            match Message::decode(frame.kind, frame.payload, &mut scratch)? {
                 Message::Ack { seq, limit } => self.link.acknowledged(seq, limit)?,
                 Message::Ping(n) => return Ok(Step::Ping(n)),
                 Message::Pong(_) => {}
@@ -214,14 +214,16 @@ impl Session {
         match frame.kind & 0x7f {
             kind::PIECE | kind::SUPPLY => {
                 let supplied = frame.kind & 0x7f == kind::SUPPLY;
-                let mut room = Vec::new();
-                if let Message::Piece { of, bytes } = Message::decode(frame.kind, frame.payload, &mut room)? {
+                let mut scratch = Vec::new();
+                if let Message::Piece { of, bytes } =
+                    Message::decode(frame.kind, frame.payload, &mut scratch)?
+                {
                     self.piece(of, bytes, supplied, len)?;
                 }
             }
             kind::UPLOAD | kind::FETCH => {
-                let mut room = Vec::new();
-                match Message::decode(frame.kind, frame.payload, &mut room)? {
+                let mut scratch = Vec::new();
+                match Message::decode(frame.kind, frame.payload, &mut scratch)? {
                     Message::Upload { transfer, meta, place, .. } => self.assemble(transfer, meta, place)?,
                     Message::Fetch { transfer, meta, place, incarnation, url, capability, .. } => {
                         self.assemble(transfer, meta, place)?;
@@ -237,8 +239,8 @@ impl Session {
                 self.queue(frame)?;
             }
             kind::RECALL | kind::WITHDRAW | kind::EXPOSE => {
-                let mut room = Vec::new();
-                match Message::decode(frame.kind, frame.payload, &mut room)? {
+                let mut scratch = Vec::new();
+                match Message::decode(frame.kind, frame.payload, &mut scratch)? {
                     Message::Expose { .. } if self.exposes.len() >= MOST_EXPOSES => {
                         return Err(ProtocolError::Misuse("too many values are exposed"));
                     }
@@ -285,10 +287,10 @@ impl Session {
             let error = Error::OutOfMemory { asked: want, free: 0, limit: self.quota.bytes };
             (Memory::None(Box::new(error)), 0)
         } else {
-            // Under a limit, room taken ahead of its place in the stream could fail what comes before it.
+            // Under a limit, memory taken ahead of its place in the stream could fail what comes before it.
             let ahead = want >= COPIED && !self.is_limited();
-            let room = if ahead { self.device.room(want, place) } else { None };
-            (room.map_or_else(|| Memory::Grown(Vec::new()), Memory::Room), want)
+            let buffer = if ahead { self.device.upload_buffer(want, place) } else { None };
+            (buffer.map_or_else(|| Memory::Grown(Vec::new()), Memory::Device), want)
         };
         self.assembling += counted;
         let assembly = Assembly {
@@ -341,7 +343,7 @@ impl Session {
     fn add(&mut self, of: u64, bytes: &[u8], unknown: &'static str) -> Result<bool, ProtocolError> {
         let next = self.is_next(of);
         if next {
-            self.make_room(of);
+            self.take_buffer(of);
         }
         if let Some(left) = self.dropped.get_mut(&of) {
             *left = left.saturating_sub(bytes.len());
@@ -360,8 +362,8 @@ impl Session {
         Ok(!next)
     }
 
-    /// The stream has come to this transfer: a large one gets its room now, or fails for lack of it.
-    fn make_room(&mut self, transfer: u64) {
+    /// The stream has come to this transfer: a large one gets its buffer now, or fails for lack of it.
+    fn take_buffer(&mut self, transfer: u64) {
         let Some(assembly) = self.assemblies.get_mut(&transfer) else { return };
         let want = assembly.meta.bytes();
         let Memory::Grown(held) = &assembly.memory else { return };
@@ -369,10 +371,10 @@ impl Session {
             return;
         }
         assembly.asked = true;
-        match self.device.room(want, assembly.place) {
-            Some(mut room) => {
-                room.bytes()[..held.len()].copy_from_slice(held);
-                assembly.memory = Memory::Room(room);
+        match self.device.upload_buffer(want, assembly.place) {
+            Some(mut buffer) => {
+                buffer.bytes()[..held.len()].copy_from_slice(held);
+                assembly.memory = Memory::Device(buffer);
             }
             None => {
                 let memory = self.device.memory();
@@ -389,7 +391,7 @@ impl Session {
         self.ahead -= std::mem::take(&mut assembly.ahead);
     }
 
-    /// The stream has come further: what waits for that gets its room, and the client may send the rest of it.
+    /// The stream has come further: what waits for that gets its buffer, and the client may send the rest of it.
     fn further(&mut self) {
         let next = self.tasks.front().filter(|task| task.is_transfer()).and_then(Task::transfer);
         let Some(transfer) = next.filter(|_| !self.running) else { return };
@@ -397,7 +399,7 @@ impl Session {
             let owed = std::mem::take(&mut assembly.owed);
             if owed > 0 {
                 self.link.release(owed - frame::HEAD);
-                self.make_room(transfer);
+                self.take_buffer(transfer);
             }
         }
     }

@@ -346,11 +346,11 @@ impl<'a> Body<'a> {
             }
         }
         let taken = (self.alive() + self.folds.len()) * self.copies + 2;
-        let room = self.held[0].len().saturating_sub(taken);
+        let free = self.held[0].len().saturating_sub(taken);
         let mut pinned = [0, 0];
         for node in kept {
             let class = self.class(node);
-            let limit = [room, self.held[1].len().saturating_sub(3)][class];
+            let limit = [free, self.held[1].len().saturating_sub(3)][class];
             self.locked = [node, NEVER, NEVER, NEVER];
             if pinned[class] < limit {
                 pinned[class] += 1;

@@ -35,8 +35,8 @@ impl Core {
             self.progress += 1;
             self.link.release(frame.payload.len());
         }
-        let mut room = Vec::new();
-        match Message::decode(frame.kind, frame.payload, &mut room)? {
+        let mut scratch = Vec::new();
+        match Message::decode(frame.kind, frame.payload, &mut scratch)? {
             Message::Ack { seq, limit } => {
                 let queued = self.link.queued_frames();
                 self.link.acknowledged(seq, limit)?;

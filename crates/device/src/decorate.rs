@@ -11,12 +11,12 @@ macro_rules! handed_on {
             self.inner.any()
         }
 
-        fn wish(&self, id: kiln_ir::Id, memory: $crate::Wish) {
-            self.inner.wish(id, memory);
+        fn place_output(&self, id: kiln_ir::Id, memory: $crate::OutputMemory) {
+            self.inner.place_output(id, memory);
         }
 
-        fn follows_wishes(&self) -> bool {
-            self.inner.follows_wishes()
+        fn places_outputs(&self) -> bool {
+            self.inner.places_outputs()
         }
 
         fn supports(&self, op: &kiln_ir::Op, ins: &[kiln_ir::Meta]) -> bool {
@@ -47,8 +47,8 @@ macro_rules! handed_on {
             self.inner.stage(data)
         }
 
-        fn room(&self, len: usize, place: $crate::Place) -> Option<Box<dyn $crate::Room>> {
-            self.inner.room(len, place)
+        fn upload_buffer(&self, len: usize, place: $crate::Place) -> Option<Box<dyn $crate::UploadBuffer>> {
+            self.inner.upload_buffer(len, place)
         }
 
         fn events(&self) -> Vec<String> {
