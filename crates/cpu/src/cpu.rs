@@ -1,7 +1,7 @@
 //! The device `cpu`: views instead of copies, results written over operands at their last use, tiles shared out among
 //! threads. What has no kernel here runs through the plain interpreter, so every operation works and has the same bits.
 
-use crate::arena::{self, Arena, Buffer};
+use crate::arena::{Arena, Buffer};
 use crate::reference::{self, Value};
 use crate::view::View;
 use crate::{
@@ -45,7 +45,7 @@ impl Context<'_> {
     pub fn fresh(&self, meta: Meta) -> Result<View, Error> {
         // Scratch of kernels comes through here too, whose extents nobody has looked at.
         meta.check()?;
-        let buffer = self.arena.share(meta.bytes(), place(self.place))?;
+        let buffer = self.arena.share(meta.bytes(), self.place)?;
         Ok(View::whole(buffer, meta))
     }
 
@@ -68,13 +68,6 @@ impl Context<'_> {
     /// The same value row-major.
     pub fn dense(&self, x: &View) -> Result<View, Error> {
         if x.is_dense() { Ok(x.clone()) } else { elementwise::copy(self, x) }
-    }
-}
-
-fn place(place: Place) -> arena::Place {
-    match place {
-        Place::Reuse => arena::Place::Reuse,
-        Place::Persistent => arena::Place::Persistent,
     }
 }
 
@@ -101,7 +94,7 @@ impl Kernels for CpuKernels {
         // Bytes that came from elsewhere may hold bools other than 0 and 1: those are copied and set right.
         let valid = || data.meta.dtype != DType::Bool || data.bytes.iter().all(|&b| b <= 1);
         if let Some(buffer) = data.bytes.whole::<Buffer>()
-            && buffer.place() == self::place(place)
+            && buffer.place() == place
             && buffer.is_of(&self.arena)
             && valid()
         {
@@ -255,7 +248,7 @@ impl Kernels for CpuKernels {
     }
 
     fn upload_buffer(&self, len: usize, place: Place) -> Option<Box<dyn UploadBuffer>> {
-        let buffer = self.arena.alloc(len, self::place(place)).ok()?;
+        let buffer = self.arena.alloc(len, place).ok()?;
         Some(Box::new(buffer))
     }
 

@@ -2,7 +2,7 @@
 //!
 //! A submission reaches [`kiln_host::HostDevice`], which keeps values, order and poison; arithmetic comes from its kernels:
 //! the interpreter's for the device `reference`, those of `cpu.rs` for the device `cpu`. The fast kernels work on
-//! strided views (`view.rs`) of buffers from a caching arena (`arena.rs`), share work out over one pool of threads
+//! strided views (`view.rs`) of buffers from a caching arena (`arena/`), share work out over one pool of threads
 //! (`pool.rs`), and give the interpreter's bits whatever the strides, tiles and threads, and whatever floating-point
 //! environment the calling thread has: subnormals are kept and rounding is to nearest ([`kiln_host::standard`]).
 

@@ -1,7 +1,7 @@
 //! Groups: who takes part, in which order collectives happen, and who drives them.
 //!
-//! A call gets the next number of its group and is queued. A small one at the head of the queue is laid out for the
-//! peers at once. Everything else is driven in order by whoever waits, or by the group's worker thread, so that
+//! A call gets the next number of its group and is queued. A small one at the head of the queue is announced to
+//! the peers at once. Everything else is driven in order by whoever waits, or by the group's worker thread, so that
 //! ranks exchange while the caller computes. Groups do not wait for each other. A call may take its number before its
 //! contribution is there ([`Group::promise`]).
 
@@ -51,7 +51,7 @@ struct Inner {
     recorder: Arc<Recorder>,
     pool: Arc<Pool>,
     queue: Mutex<Queue>,
-    /// Rung, with the queue locked, when a promise is kept or all is over.
+    /// Notified, with the queue locked, when a promise is kept or all is over.
     kept: Condvar,
     /// Held by whoever drives the head of the queue.
     driver: Mutex<()>,

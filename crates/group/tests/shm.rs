@@ -384,7 +384,7 @@ fn scene_leak(at: &Rendezvous, _: &str) -> String {
         let sub = group.subgroup("s", &(0..at.world).collect::<Vec<_>>(), None).unwrap();
         sub.barrier().unwrap();
         group.barrier().unwrap();
-        // Two boards and large buffers are there, and are seen.
+        // Slots of two groups and large buffers are there, and are seen.
         let now = held();
         assert!(now.0 > before.0 && now.1 > 2 && now.2 > before.2, "{before:?} {now:?}");
     }

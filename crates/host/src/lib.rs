@@ -5,6 +5,7 @@
 //! memory, code and threads that compute are the kernels' own. They look at [`stop`] in long loops, and their threads compute
 //! in the [`standard`] floating-point environment.
 
+mod blocks;
 mod device;
 mod lowering;
 mod queue;
@@ -12,5 +13,6 @@ pub mod stop;
 mod floats;
 mod sync;
 
+pub use blocks::{Admitted, ArenaStats, Blocks, Exhausted, MAX_BYTES, class_size};
 pub use device::{Arg, HostDevice, Kernels, panicked};
 pub use floats::standard;

@@ -15,7 +15,7 @@ use std::time::Instant;
 /// What the ranks of one job share.
 #[derive(Default)]
 struct Shared {
-    /// Boards that some members have not asked for yet, and how many.
+    /// Slots of groups that some members have not asked for yet, and how many.
     slots: Mutex<HashMap<u64, (Arc<Region>, usize)>>,
     /// All large buffers by id.
     buffers: Mutex<HashMap<u64, Weak<Region>>>,

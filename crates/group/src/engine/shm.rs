@@ -49,7 +49,7 @@ pub(crate) fn engine(
         mesh.receive(members[0], group, 0, until)?
     };
     if memory.bytes() < bytes {
-        return Err(Error::system("shared memory", "the slots of the group is too short"));
+        return Err(Error::system("shared memory", "the slots of the group are too short"));
     }
     let inner = Arc::new(Inner {
         slots: SharedSlots::new(Arc::new(memory), rank, layout),

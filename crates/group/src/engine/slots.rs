@@ -1,10 +1,10 @@
 //! Collectives over memory that all ranks see: the heap of one process, or mappings of several.
 //!
-//! Each rank has a rank_slots on the slots: two slots, used in turn, where it lays a signature and either the contribution
+//! Each rank has two slots in shared memory, used in turn, where it announces a signature and either the contribution
 //! itself (small) or the name of its buffer (large). A large reduction has two phases: each rank combines its own
 //! segment of all buffers and writes the result into all of them, then waits until everyone has; of a contribution in
-//! ranges only the last waits. Two slots are enough: whoever lays number n + 2 has seen everyone's n + 1, so that nobody
-//! still reads its n.
+//! ranges only the last waits. Two slots are enough: a rank that announces number n + 2 has seen everyone's n + 1, so
+//! that nobody still reads its n.
 
 mod layout;
 mod transfer;
@@ -72,13 +72,13 @@ impl SharedSlots {
     }
 
     fn header(&self) -> &Header {
-        // SAFETY: the slots starts with it; it is valid zeroed and shared through atomics.
+        // SAFETY: the memory starts with it; it is valid zeroed and shared through atomics.
         unsafe { &*self.memory.start().cast::<Header>() }
     }
 
     fn rank_slots(&self, rank: usize) -> &RankSlots {
         assert!(rank < self.layout.ranks());
-        // SAFETY: desks follow the head, one for each rank.
+        // SAFETY: the slots of each rank follow the header.
         unsafe { &*self.memory.start().add(size_of::<Header>()).cast::<RankSlots>().add(rank) }
     }
 
@@ -91,7 +91,7 @@ impl SharedSlots {
         (0..self.layout.ranks()).filter(move |&r| r != me)
     }
 
-    /// Lays this rank's contribution.
+    /// Writes this rank's contribution where the others look for it.
     pub(crate) fn announce(&self, signature: &Signature, buffer: &Buffer) {
         if self.announced.load(Relaxed) >= signature.sequence {
             return;
@@ -136,8 +136,8 @@ impl SharedSlots {
         self.announce(signature, buffer);
         let n = signature.sequence;
         let came = |rank: usize| self.slot(rank, n).stamp.load(Acquire) == n;
-        // The others may have given up before this rank came. What all have met for goes on, and what all have laid and
-        // still wait for: one that laid a reason and then died is told by its reason.
+        // The others may have given up before this rank came. What all have met for goes on, and what all have announced
+        // and still wait for: one that announced a reason and then died is told by its reason.
         let waits = |rank: usize| came(rank) && self.rank_slots(rank).gave_up.0.load(Acquire) != n;
         let met = match self.failure() {
             Some(error) if n > self.header().after.load(Relaxed) && !self.peers().all(waits) => Err(error),

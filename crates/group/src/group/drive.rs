@@ -25,7 +25,7 @@ pub(super) enum Turn {
 #[derive(Default)]
 pub(super) struct Wake {
     pub state: Mutex<Request>,
-    pub doorbell: Condvar,
+    pub wakeup: Condvar,
 }
 
 #[derive(Default, PartialEq)]
@@ -46,7 +46,7 @@ impl Inner {
         }
     }
 
-    /// Whether a small contribution at the head of the queue could be announced out at once.
+    /// Whether a small contribution at the head of the queue could be announced at once.
     pub(super) fn announced(&self, ticket: &Ticket) -> bool {
         let Ok(_driver) = self.driver.try_lock() else { return false };
         match &*lock(&ticket.progress) {
@@ -209,14 +209,14 @@ impl Inner {
         self.kept.notify_all();
     }
 
-    /// Sends the worker to drive what is open. It starts with the first errand.
+    /// Has the worker drive what is open. It is started at the first call.
     pub(super) fn wake(self: &Arc<Self>) {
         let mut worker = lock(&self.worker);
         let wake = worker.get_or_insert_with(|| {
             let wake = Arc::new(Wake::default());
-            let (inner, doorbell) = (Arc::downgrade(self), wake.clone());
+            let (inner, wakeup) = (Arc::downgrade(self), wake.clone());
             let name = format!("kiln-{}", self.name);
-            let body = move || work(&inner, &doorbell);
+            let body = move || work(&inner, &wakeup);
             if let Err(error) = std::thread::Builder::new().name(name).spawn(body) {
                 // Whoever waits drives; only the overlap is lost.
                 eprintln!("no thread for group {}: {error}", self.name);
@@ -224,12 +224,12 @@ impl Inner {
             wake
         });
         *lock(&wake.state) = Request::Drive;
-        wake.doorbell.notify_one();
+        wake.wakeup.notify_one();
     }
 
     pub(super) fn leave(&self) {
         let queue = lock(&self.queue);
-        // A contribution that failed and has not been announced out is the reason why the others wait in vain.
+        // A contribution that failed and has not been announced is the reason why the others wait in vain.
         let failed = queue.open.iter().find_map(|ticket| match &*lock(&ticket.progress) {
             Progress::Open(buffer) => buffer.poison.clone(),
             Progress::Promised | Progress::Running | Progress::Ended(_) | Progress::Taken => None,
@@ -241,7 +241,7 @@ impl Inner {
     }
 }
 
-/// Somebody who drives less, when dropped.
+/// Counts one driver less when dropped.
 struct DriverCount<'a>(&'a AtomicUsize);
 
 impl Drop for DriverCount<'_> {
@@ -256,7 +256,7 @@ fn work(inner: &Weak<Inner>, wake: &Wake) {
         {
             let mut state = lock(&wake.state);
             while *state == Request::None {
-                state = wake.doorbell.wait(state).unwrap_or_else(|e| e.into_inner());
+                state = wake.wakeup.wait(state).unwrap_or_else(|e| e.into_inner());
             }
             if *state == Request::Stop {
                 return;
@@ -274,7 +274,7 @@ impl Drop for Inner {
     fn drop(&mut self) {
         if let Some(wake) = lock(&self.worker).take() {
             *lock(&wake.state) = Request::Stop;
-            wake.doorbell.notify_one();
+            wake.wakeup.notify_one();
         }
         self.leave();
         self.pool.close();

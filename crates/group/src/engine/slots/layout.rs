@@ -9,7 +9,7 @@ pub const FAILURE: usize = 2048 - 16;
 /// Bytes kept of the reason of a poisoned contribution.
 pub const REASON: usize = 192;
 
-/// Shared by all ranks: the failure, then a rank_slots for each.
+/// Shared by all ranks: the failure, then the slots of each.
 #[repr(C, align(64))]
 pub struct Header {
     /// 0 none, 1 being written, 2 there.
@@ -25,10 +25,10 @@ pub struct RankSlots {
     pub slots: [Slot; 2],
     /// The last collective whose second phase this rank has finished.
     pub done: Line<AtomicU64>,
-    /// The collective in which this rank stopped waiting for what others would lay.
+    /// The collective in which this rank stopped waiting for what others would announce.
     pub gave_up: Line<AtomicU64>,
     /// Changes when a parked owner should look again.
-    pub doorbell: Line<AtomicU32>,
+    pub wakeup: Line<AtomicU32>,
     pub parked: Line<AtomicU32>,
     /// One more than the number of collectives after which it left; 0 while it is here.
     pub left: Line<AtomicU64>,
@@ -52,7 +52,7 @@ pub struct Slot {
     pub reason: UnsafeCell<[u8; REASON]>,
 }
 
-/// Bytes of the slots for that many ranks. All zero is a fresh one.
+/// Bytes of the slots for that many ranks. All zero is a fresh start.
 pub fn bytes(ranks: usize) -> usize {
     size_of::<Header>() + ranks * size_of::<RankSlots>()
 }

@@ -21,7 +21,7 @@ impl SharedSlots {
         }
     }
 
-    /// All contributions are on the slots: every rank takes what it needs and combines for itself.
+    /// All contributions are in the slots: every rank takes what it needs and combines for itself.
     pub(super) fn small(&self, signature: &Signature, buffer: &mut Buffer) {
         let data = |rank: usize| self.slot(rank, signature.sequence).data.get().cast::<u8>().cast_const();
         let (bytes, units) = (buffer.bytes, signature.length as usize);
@@ -31,7 +31,7 @@ impl SharedSlots {
             let fold = Fold::new(reduce, signature.dtype).expect("checked at the call");
             let mut leaves = Vec::with_capacity(self.program.len());
             for rank in 0..self.layout.ranks() {
-                // SAFETY: parts lie one after another on the slot and fit it: all ranks agree on the length.
+                // SAFETY: parts lie one after another in the slot and fit it: all ranks agree on the length.
                 leaves.extend(
                     (0..self.parts[rank])
                         .map(|p| unsafe { data(rank).add(p * buffer.stride + range.start * unit) }),

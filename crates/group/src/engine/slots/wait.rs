@@ -50,7 +50,7 @@ impl SharedSlots {
                 }
                 continue;
             }
-            let doorbell = rank_slots.doorbell.0.load(SeqCst);
+            let wakeup = rank_slots.wakeup.0.load(SeqCst);
             rank_slots.parked.0.store(1, SeqCst);
             let there = next(true);
             if !matches!(there, Ok(false)) {
@@ -75,7 +75,7 @@ impl SharedSlots {
                     stopped,
                 });
             }
-            futex::wait(&rank_slots.doorbell.0, doorbell, left.min(NAP));
+            futex::wait(&rank_slots.wakeup.0, wakeup, left.min(NAP));
             rank_slots.parked.0.store(0, SeqCst);
         }
         Ok(())
@@ -107,8 +107,8 @@ impl SharedSlots {
         for rank in self.peers() {
             let rank_slots = self.rank_slots(rank);
             if rank_slots.parked.0.load(SeqCst) != 0 {
-                rank_slots.doorbell.0.fetch_add(1, SeqCst);
-                futex::wake(&rank_slots.doorbell.0);
+                rank_slots.wakeup.0.fetch_add(1, SeqCst);
+                futex::wake(&rank_slots.wakeup.0);
             }
         }
     }
@@ -116,8 +116,8 @@ impl SharedSlots {
     pub(super) fn ring_all(&self) {
         for rank in 0..self.layout.ranks() {
             let rank_slots = self.rank_slots(rank);
-            rank_slots.doorbell.0.fetch_add(1, SeqCst);
-            futex::wake(&rank_slots.doorbell.0);
+            rank_slots.wakeup.0.fetch_add(1, SeqCst);
+            futex::wake(&rank_slots.wakeup.0);
         }
     }
 }
