@@ -14,7 +14,7 @@ mod readme;
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  check          format, dependencies, lints, tests, MPI where there is one (always with CI set), examples, a device outside, documentation, CONTRIBUTING's guide, README
+  check          format, dependencies, lints, tests, MPI where there is one (always with CI set), examples, a device outside, documentation, packages, CONTRIBUTING's guide, README
   check --fast   format, dependencies, lints, tests
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
   bench          the benchmarks of kiln-tensor
@@ -99,6 +99,8 @@ fn check_rest() -> Result<(), String> {
     let mut doc = cargo("doc --workspace --no-deps");
     doc.env("RUSTDOCFLAGS", "-D warnings");
     step("doc", doc)?;
+    // That every crate can be packaged; the packages themselves are built from the same files as everything above.
+    step("package", cargo("package --workspace --no-verify --allow-dirty --offline --quiet"))?;
     guide::follow()?;
     readme_blocks()
 }

@@ -10,6 +10,12 @@
 //! let grads = loss.backward();
 //! println!("loss {loss}\n{}", grads.get(&w).unwrap());
 //! ```
+//!
+//! # Features
+//!
+//! - `remote` (on): devices on servers, by `Device::open("kiln://…")`, and the server. Without it nothing of the network is
+//!   compiled.
+//! - `mpi`: ranks on many machines through the cluster's own MPI, which must be installed, with clang for its bindings.
 #![forbid(unsafe_code)]
 
 pub use kiln_tensor::*;
