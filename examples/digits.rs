@@ -19,7 +19,7 @@ impl Mlp {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let steps: usize = std::env::var("KILN_EXAMPLE_STEPS").ok().and_then(|s| s.parse().ok()).unwrap_or(400);
+    let steps: usize = std::env::args().nth(1).map_or(Ok(400), |steps| steps.parse())?;
     let device = Device::default();
     seed(1);
     let mut model = Mlp { hidden: Linear::new(64, 64, &device), output: Linear::new(64, 10, &device) };

@@ -13,7 +13,7 @@ use kiln::prelude::*;
 const SHARDS: usize = 4;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let steps: usize = std::env::var("KILN_EXAMPLE_STEPS").ok().and_then(|s| s.parse().ok()).unwrap_or(200);
+    let steps: usize = std::env::args().nth(1).map_or(Ok(200), |steps| steps.parse())?;
     let device = Device::default();
     seed(1);
     let mut model = Linear::new(64, 10, &device);

@@ -6,7 +6,7 @@ use std::time::Duration;
 #[test]
 fn targets_stand_mutated_inputs() {
     fuzz::quiet();
-    let seed = std::env::var("KILN_SEED").ok().and_then(|v| v.parse().ok()).unwrap_or(1);
+    let seed = kiln_env::SEED.get().unwrap_or(1);
     for target in TARGETS {
         match fuzz::run(target, u64::MAX, Duration::from_secs(6), seed, 0) {
             Ok(report) => {

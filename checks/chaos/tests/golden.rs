@@ -1,5 +1,5 @@
 //! Old clients' bytes. They were written by versions 1 to 3 and are never changed: every later server serves them, or
-//! refuses with the version named. `KILN_GOLDEN=write` writes files that are missing.
+//! refuses with the version named. `KILN_BLESS=1` writes files that are missing.
 
 use kiln_chaos::{Options, Raw, Serving, fuzz, hello};
 use kiln_device::{Error, Place};
@@ -26,7 +26,7 @@ fn unhex(text: &str) -> Vec<u8> {
 /// A file's lines without comments; written first if it is missing and that is wanted.
 fn lines(name: &str, make: impl FnOnce() -> String) -> Vec<String> {
     let path = file(name);
-    if !path.exists() && std::env::var("KILN_GOLDEN").is_ok_and(|v| v == "write") {
+    if !path.exists() && kiln_env::BLESS.is_on() {
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(&path, make()).unwrap();
     }

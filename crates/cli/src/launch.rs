@@ -154,22 +154,22 @@ fn start(args: &Args, rank: usize, attempt: u32, job: &str) -> std::io::Result<R
     let mut command = Command::new(&args.program[0]);
     command.args(&args.program[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     for (name, number) in [
-        ("KILN_RANK", rank),
-        ("KILN_WORLD", args.ranks),
-        ("KILN_LOCAL_RANK", rank),
-        ("KILN_LOCAL_WORLD", args.ranks),
-        ("KILN_RESTART", attempt as usize),
+        (kiln_env::RANK.name(), rank),
+        (kiln_env::WORLD.name(), args.ranks),
+        (kiln_env::LOCAL_RANK.name(), rank),
+        (kiln_env::LOCAL_WORLD.name(), args.ranks),
+        (kiln_env::RESTART.name(), attempt as usize),
     ] {
         command.env(name, number.to_string());
     }
     // Each sees only its share.
-    command.env("KILN_CORES", cores.to_string());
-    command.env("KILN_JOB", job);
-    if std::env::var_os("KILN_THREADS").is_none() {
-        command.env("KILN_THREADS", (cores / args.ranks).max(1).to_string());
+    command.env(kiln_env::CORES.name(), cores.to_string());
+    command.env(kiln_env::JOB.name(), job);
+    if kiln_env::THREADS.get().is_none() {
+        command.env(kiln_env::THREADS.name(), (cores / args.ranks).max(1).to_string());
     }
     if let Some(folder) = &args.flight {
-        command.env("KILN_FLIGHT", folder);
+        command.env(kiln_env::FLIGHT.name(), folder);
     }
     let launcher = std::process::id();
     let share = if args.no_bind { None } else { share(rank, args.ranks) };

@@ -58,7 +58,12 @@ fn main() -> ExitCode {
     if log::set_logger(&Warnings).is_ok() {
         log::set_max_level(log::LevelFilter::Warn);
     }
-    let done = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Err(invalid) = kiln_env::check() {
+        eprintln!("kiln: {invalid}");
+        return ExitCode::FAILURE;
+    }
+    let done = match command {
         Command::Train(args) => train::run(args),
         Command::Conform(args) => conform::run(args),
         Command::Replay(args) => replay::run(args),

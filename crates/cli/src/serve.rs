@@ -317,7 +317,7 @@ fn resolve(text: &str) -> Result<Vec<SocketAddr>, Box<dyn Error>> {
 fn token(file: Option<&Path>) -> Result<Option<Vec<u8>>, Box<dyn Error>> {
     let text = match file {
         Some(path) => std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?,
-        None => std::env::var("KILN_TOKEN").unwrap_or_default(),
+        None => kiln_env::TOKEN.read()?.unwrap_or_default(),
     };
     let token = text.trim();
     match (token.is_empty(), file) {

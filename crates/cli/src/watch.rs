@@ -18,7 +18,7 @@ pub struct Args {
 
 impl Args {
     fn address(&self) -> Result<Address, kiln::Error> {
-        let named = std::env::var("KILN_REMOTE_ADDRESS").ok();
+        let named = kiln_env::REMOTE_ADDRESS.get();
         Address::parse(self.url.as_deref().or(named.as_deref()).unwrap_or("kiln://127.0.0.1:7717"))
     }
 }

@@ -29,8 +29,7 @@ pub struct CpuKernels {
 impl Default for CpuKernels {
     /// Kernels with an arena of their own. `KILN_MEMORY` limits it, in bytes.
     fn default() -> CpuKernels {
-        let limit = std::env::var("KILN_MEMORY").ok().and_then(|v| v.parse().ok());
-        CpuKernels { arena: Arena::new(limit) }
+        CpuKernels { arena: Arena::new(kiln_env::MEMORY.get()) }
     }
 }
 

@@ -28,8 +28,7 @@ pub fn parallel(chunks: usize, f: &(dyn Fn(usize) + Sync)) {
 pub fn threads() -> usize {
     match THREADS.load(Ordering::Relaxed) {
         0 => {
-            let asked = std::env::var("KILN_THREADS").ok().and_then(|v| v.trim().parse().ok());
-            let n = asked.filter(|&n| n > 0).unwrap_or_else(cores);
+            let n = kiln_env::THREADS.get().unwrap_or_else(cores);
             // A `set_threads` that came in between wins.
             match THREADS.compare_exchange(0, n, Ordering::Relaxed, Ordering::Relaxed) {
                 Ok(_) => n,

@@ -54,6 +54,9 @@ pub enum Error {
     UnknownDevice(u32),
     #[error("`{address}` is not a device address: {reason}")]
     Address { address: String, reason: String },
+    /// A variable of the environment holds what it cannot mean.
+    #[error(transparent)]
+    Environment(#[from] kiln_env::Invalid),
     #[error("{path}: {message}")]
     File { path: String, message: String },
     #[error("{peer} cannot be reached: {reason}")]

@@ -245,7 +245,7 @@ fn ours(world: usize, what: &str, name: &str) -> Option<([f64; 5], u64)> {
 /// The same of PyTorch's DDP.
 fn ddp(world: usize, name: &str) -> Option<[f64; 2]> {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/ddp.py");
-    let python = std::env::var_os("KILN_GLOO")?;
+    let python = kiln_env::GLOO.get()?;
     let out = Command::new(python).args([script, &world.to_string(), name]).output().ok()?;
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let mut times = text.lines().find_map(|l| l.strip_prefix("TIME "))?.split(' ').map(|t| t.parse().ok());

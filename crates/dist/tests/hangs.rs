@@ -101,7 +101,7 @@ fn child() {
     println!("\nHOLDERS {}", holders(&at.job));
     if name == "disk" {
         // Where the flight record would be written there is no space left.
-        let folder = std::path::PathBuf::from(std::env::var_os("KILN_FLIGHT").unwrap());
+        let folder = kiln_env::FLIGHT.get().unwrap();
         std::fs::create_dir_all(&folder).unwrap();
         let file = format!(".rank-{}.{}", at.rank, std::process::id());
         std::os::unix::fs::symlink("/dev/full", folder.join(file)).unwrap();

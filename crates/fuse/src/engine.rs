@@ -119,7 +119,7 @@ impl<V: 'static> Engine<V> {
             last: None,
             stats: Stats::default(),
         };
-        if std::env::var("KILN_PLAN").is_ok_and(|v| !v.is_empty() && v != "0") {
+        if kiln_env::PLAN.is_on() {
             engine.observe(Box::new(Print));
         }
         engine

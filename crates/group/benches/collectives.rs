@@ -191,7 +191,7 @@ fn theirs(world: usize) -> Times {
 }
 
 fn gloo(world: usize) -> Times {
-    let Some(python) = std::env::var_os("KILN_GLOO") else { return Times::new() };
+    let Some(python) = kiln_env::GLOO.get() else { return Times::new() };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/gloo.py");
     let out = Command::new(python).arg(script).arg(world.to_string()).stderr(Stdio::inherit()).output();
     out.map(|o| times(&String::from_utf8_lossy(&o.stdout))).unwrap_or_default()

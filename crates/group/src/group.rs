@@ -88,7 +88,7 @@ impl Group {
         {
             let _ = (identity, layout);
             let reason = "ranks are processes only on Linux; here they are threads: Group::local".into();
-            Err(Error::Environment { variable: "KILN_ENGINE".into(), reason })
+            Err(Error::Environment { variable: kiln_env::ENGINE.name().into(), reason })
         }
     }
 
@@ -110,7 +110,7 @@ impl Group {
                 Ok(Group::new("world", id, at.rank, layout, config, engine))
             }
             Some("shm") => Err(Error::Environment {
-                variable: "KILN_ENGINE".into(),
+                variable: kiln_env::ENGINE.name().into(),
                 reason: format!(
                     "shm needs all {} ranks on one machine, {} are here",
                     at.world, at.local_world
@@ -124,14 +124,14 @@ impl Group {
             }
             #[cfg(not(feature = "mpi"))]
             None | Some("mpi") => {
-                let variable = "KILN_ENGINE".into();
+                let variable = kiln_env::ENGINE.name().into();
                 Err(Error::Environment {
                     variable,
                     reason: "this program was built without the feature `mpi`".into(),
                 })
             }
             Some(other) => Err(Error::Environment {
-                variable: "KILN_ENGINE".into(),
+                variable: kiln_env::ENGINE.name().into(),
                 reason: format!("`{other}` is no engine: shm or mpi"),
             }),
         }

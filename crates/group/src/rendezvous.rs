@@ -126,7 +126,7 @@ impl Rendezvous {
             parts.join("-")
         } else if style.launcher == Launcher::Kiln {
             let reason = "is not set: it names the job that the ranks belong to".to_string();
-            return Err(Error::Environment { variable: "KILN_JOB".into(), reason });
+            return Err(Error::Environment { variable: kiln_env::JOB.name().into(), reason });
         } else {
             // Ranks of one job on one machine are children of one launcher.
             parent()?
@@ -138,7 +138,7 @@ impl Rendezvous {
             local_world: local(style.local_world, world)?,
             job,
             launcher: style.launcher,
-            engine: get("KILN_ENGINE"),
+            engine: get(kiln_env::ENGINE.name()),
         }))
     }
 }
@@ -153,7 +153,7 @@ fn parent() -> Result<String, Error> {
 #[cfg(not(unix))]
 fn parent() -> Result<String, Error> {
     let reason = "is not set: it names the job that the ranks belong to".into();
-    Err(Error::Environment { variable: "KILN_JOB".into(), reason })
+    Err(Error::Environment { variable: kiln_env::JOB.name().into(), reason })
 }
 
 /// The variables of a launcher.

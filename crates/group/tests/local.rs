@@ -332,7 +332,7 @@ fn ranks_that_cut_differently_are_refused() {
 /// Each of 8 groups is used by a thread of its own; the threads of a rank are served in any order.
 #[test]
 fn a_thousand_schedules_of_concurrent_groups() {
-    let seed = std::env::var("KILN_SEED").ok().and_then(|s| s.parse().ok()).unwrap_or(1u64);
+    let seed = kiln_env::SEED.get().unwrap_or(1);
     println!("KILN_SEED={seed} cargo test -p kiln-group --test local a_thousand");
     each(Group::local(3, config(3)).unwrap(), |group| {
         let names: Vec<String> = (0..8).map(|i| format!("g{i}")).collect();

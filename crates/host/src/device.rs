@@ -166,7 +166,7 @@ impl<K: Kernels> HostDevice<K> {
             this: this.clone(),
         });
         let device = HostDevice { shared };
-        if let Some(dir) = std::env::var_os("KILN_CACHE").filter(|dir| !dir.is_empty()) {
+        if let Some(dir) = kiln_env::CACHE.get() {
             device.cache(dir);
         }
         device
@@ -624,7 +624,7 @@ fn freed(item: &Item) -> Option<Id> {
 
 /// `KILN_FUSE=0` runs every node by itself.
 fn fusing() -> bool {
-    std::env::var("KILN_FUSE").map_or(true, |v| v != "0")
+    kiln_env::FUSE.get().unwrap_or(true)
 }
 
 fn poison<V>(table: &mut Table<V>, node: &Node, error: Arc<Error>) {

@@ -339,7 +339,7 @@ fn folder() -> PathBuf {
 
 #[test]
 fn plans_are_those_of_the_snapshots() {
-    let blessed = env::var("KILN_BLESS").is_ok_and(|v| v == "1");
+    let blessed = kiln_env::BLESS.is_on();
     let mut faults = String::new();
     for ((name, _), found) in MODELS.iter().zip(dumps(&[])) {
         let path = folder().join(format!("{name}.txt"));

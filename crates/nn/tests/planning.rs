@@ -146,7 +146,7 @@ fn reductions_of_one_value_along_different_axes_read_it_once() {
 /// Runs in a process of its own, started below, which sets a cache.
 #[test]
 fn child() {
-    if std::env::var_os("KILN_CACHE").is_none() {
+    if std::env::var_os("KILN_TEST_CHILD").is_none() {
         return;
     }
     kiln_tensor::seed(1);
@@ -166,7 +166,7 @@ fn a_second_process_plans_nothing() {
     let _ = std::fs::remove_dir_all(&dir);
     let run = || {
         let mut child = std::process::Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "child", "--nocapture"]).env("KILN_CACHE", &dir);
+        child.args(["--exact", "child", "--nocapture"]).env("KILN_TEST_CHILD", "1").env("KILN_CACHE", &dir);
         let output = child.output().unwrap();
         let (out, warnings) =
             (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());

@@ -174,7 +174,7 @@ impl Address {
         let token = match &self.options.token_file {
             Some(path) => std::fs::read_to_string(path)
                 .map_err(|e| Error::File { path: path.display().to_string(), message: e.to_string() })?,
-            None => std::env::var("KILN_TOKEN").unwrap_or_default(),
+            None => kiln_env::TOKEN.read()?.unwrap_or_default(),
         };
         let token = token.trim();
         if !token.is_empty() && !self.is_private() && !self.options.clear {

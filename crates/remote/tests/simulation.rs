@@ -394,7 +394,7 @@ fn a_disk_that_is_full_costs_recovery_and_nothing_else() {
 
 #[test]
 fn disturbed_runs_give_the_same_bits() {
-    let seeds = std::env::var("KILN_SEEDS").ok().and_then(|v| v.parse().ok()).unwrap_or(500);
+    let seeds = kiln_env::SEEDS.get().unwrap_or(500);
     let (mut cuts, mut crashes, mut resumed, mut replayed, mut snapshots, mut stored) = (0, 0, 0, 0, 0, 0);
     for seed in 0..seeds {
         let (c, k, s, stats) = run(seed, true);
@@ -724,7 +724,7 @@ fn values_go_straight_between_two_undisturbed_servers() {
 
 #[test]
 fn two_servers_that_are_lost_alone_or_together_give_the_same_bits() {
-    let seeds = std::env::var("KILN_SEEDS").ok().and_then(|v| v.parse().ok()).unwrap_or(200);
+    let seeds = kiln_env::SEEDS.get().unwrap_or(200);
     let mut sums = [0; 5];
     for seed in 0..seeds {
         let counts = run_two(seed, true);

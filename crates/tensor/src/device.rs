@@ -62,7 +62,7 @@ impl Devices {
 
     /// Makes a device known, in the place of one that has ended if there is one.
     fn add(&mut self, address: String, driver: Arc<dyn kiln_device::Driver>) -> Device {
-        let eager = AtomicBool::new(flag("KILN_EAGER"));
+        let eager = AtomicBool::new(kiln_env::EAGER.is_on());
         let before = self.find(&address).map(|device| device.id());
         let id = before.unwrap_or(DeviceId(self.all.len() as u32));
         let (runs_all, orphans, news) = (driver.supports_all(), Mutex::default(), Mutex::default());
@@ -113,7 +113,7 @@ impl Device {
     /// stand in for the first. The same address gives the same device, until that has ended. Other devices can be opened
     /// while one is still connecting.
     pub fn open(address: &str) -> Result<Device, Error> {
-        let named = std::env::var("KILN_REMOTE_ADDRESS").ok().filter(|a| !a.is_empty());
+        let named = kiln_env::REMOTE_ADDRESS.read()?;
         let text = match address.trim() {
             "remote" => named.as_deref().unwrap_or("kiln://127.0.0.1:7717"),
             address => address,
@@ -373,16 +373,17 @@ impl Device {
     /// The default device, or why there is none: see its [`Default`].
     pub fn try_default() -> Result<Device, Error> {
         static DEFAULT: Mutex<Option<Device>> = Mutex::new(None);
-        let text = |name: &str| std::env::var(name).ok().filter(|s| !s.is_empty());
         let mut default = DEFAULT.lock().unwrap_or_else(|e| e.into_inner());
-        let decorated = text("KILN_PROFILE").is_some() || text("KILN_RECORD").is_some();
+        let (profile, record) = (kiln_env::PROFILE.read()?, kiln_env::RECORD.read()?);
+        let decorated = profile.is_some() || record.is_some();
         if let Some(device) = &*default
             // The file of a decorator is not begun again.
             && (decorated || !device.has_ended())
         {
             return Ok(device.clone());
         }
-        let named = text("KILN_DEVICE");
+        kiln_env::check()?;
+        let named = kiln_env::DEVICE.read()?;
         let mut device = Device::open(named.as_deref().unwrap_or("cpu")).map_err(|error| match error {
             // Its options are not repeated.
             Error::Address { address, reason } if named.is_some() => {
@@ -390,10 +391,10 @@ impl Device {
             }
             error => error,
         })?;
-        if let Some(path) = text("KILN_PROFILE") {
-            device = device.profiled(Some(path.into()))?.0;
+        if let Some(path) = profile {
+            device = device.profiled(Some(path))?.0;
         }
-        if let Some(path) = text("KILN_RECORD") {
+        if let Some(path) = record {
             device = device.recorded(path)?;
         }
         Ok(default.insert(device).clone())
@@ -439,10 +440,6 @@ fn canonical(address: &str) -> Result<String, Error> {
             None => Err(bad(KNOWN)),
         },
     }
-}
-
-pub(crate) fn flag(name: &str) -> bool {
-    std::env::var(name).is_ok_and(|v| !v.is_empty() && v != "0")
 }
 
 impl PartialEq for Device {

@@ -9,7 +9,6 @@
 //! Lock order: a lane, then what has ended in it, then the device. Nothing that may drop a value runs under a lane's
 //! lock, and a drop takes no lane's lock: somebody may be submitting under it, which takes its time.
 
-use crate::device::flag;
 use crate::value::{Value, draw};
 use crate::{Device, Tensor, idle, period};
 use kiln_device::{Batch, Origin, Place, Urgency};
@@ -530,7 +529,7 @@ fn with_other_lane<T>(device: &Device, f: impl FnOnce(&'static Lane) -> T) -> T 
     }
 }
 
-static PRINT: LazyLock<bool> = LazyLock::new(|| flag("KILN_GRAPH"));
+static PRINT: LazyLock<bool> = LazyLock::new(|| kiln_env::GRAPH.is_on());
 
 fn print(items: &[Item], origins: &[Origin]) {
     use std::fmt::Write;

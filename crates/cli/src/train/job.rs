@@ -272,7 +272,7 @@ fn join<M: Module>(place: &Rendezvous, worker: &Worker<M>, shards: usize) -> Res
 fn saved(args: &Args) -> Result<Option<Checkpoint>, Box<dyn Error>> {
     let Some(folder) = &args.checkpoint else { return Ok(None) };
     // A launcher that starts a job again says so.
-    let restarted = std::env::var("KILN_RESTART").is_ok_and(|v| !v.is_empty() && v != "0");
+    let restarted = kiln_env::RESTART.get().is_some_and(|attempt| attempt > 0);
     // Another rank makes the folder.
     if !folder.exists() {
         return Ok(None);

@@ -92,8 +92,7 @@ impl Chunk {
 }
 
 /// `KILN_GUARD=1`: every block ends at a page that nobody may touch. Slow; for debugging and fuzzing.
-pub(crate) static GUARD: LazyLock<bool> =
-    LazyLock::new(|| std::env::var("KILN_GUARD").is_ok_and(|v| v == "1"));
+pub(crate) static GUARD: LazyLock<bool> = LazyLock::new(|| kiln_env::GUARD.is_on());
 
 pub(super) fn system_zeroed(size: usize) -> Option<NonNull<u8>> {
     let layout = Layout::from_size_align(size, ALIGN).ok()?;

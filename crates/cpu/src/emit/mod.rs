@@ -73,7 +73,7 @@ impl Code {
     /// The pass as code for `target`, if all of it can be.
     fn new(pass: &Pass, target: Target) -> Option<Code> {
         let lowered = lower::lower(pass, target)?;
-        let listed = std::env::var_os("KILN_CODE").is_some_and(|value| !value.is_empty() && value != "0");
+        let listed = kiln_env::CODE.is_on();
         let assembled = assemble::assemble(&lowered, listed)?;
         if let Some(listing) = assembled.listing {
             cache::print(pass, target, &listing);

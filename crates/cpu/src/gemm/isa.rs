@@ -46,14 +46,13 @@ impl Isa {
     }
 }
 
-/// The instruction set in use: the best that is here, or what `KILN_ISA=avx512|avx2|interp` names if that is here.
-/// Any other name is told on stderr, once, and not followed.
+/// The instruction set in use: the best that is here, or what `KILN_ISA=avx512|avx2|interp` names if that is here, else
+/// it is told on stderr, once, and not followed.
 pub fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
-        let asked = std::env::var_os("KILN_ISA").filter(|name| !name.is_empty());
         let best = Isa::ALL.into_iter().find(|isa| isa.supported()).unwrap_or(Isa::Interp);
-        asked.map_or(Ok(best), |name| named(&name.to_string_lossy())).unwrap_or_else(|reason| {
+        kiln_env::ISA.get().map_or(Ok(best), |name| named(&name)).unwrap_or_else(|reason| {
             eprintln!("KILN_ISA: {reason}; using {}", best.name());
             best
         })

@@ -21,13 +21,11 @@ pub struct Config {
 impl Default for Config {
     /// 60 s or what `KILN_DEADLINE` says, as many shards as ranks, one thread, the folder that `KILN_FLIGHT` names.
     fn default() -> Config {
-        let seconds = std::env::var("KILN_DEADLINE").ok().and_then(|s| s.trim().parse::<f64>().ok());
-        let deadline = seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()).filter(|d| !d.is_zero());
         Config {
-            deadline: deadline.unwrap_or(Duration::from_secs(60)),
+            deadline: kiln_env::DEADLINE.get().unwrap_or(Duration::from_secs(60)),
             shards: None,
             threads: 1,
-            flight: std::env::var_os("KILN_FLIGHT").map(PathBuf::from),
+            flight: kiln_env::FLIGHT.get(),
             rate: None,
         }
     }
@@ -36,6 +34,5 @@ impl Default for Config {
 /// The cores that all ranks of this machine have together: `KILN_CORES`, where a launcher has divided them, else those
 /// that this process may use.
 pub(super) fn cores() -> usize {
-    let told = std::env::var("KILN_CORES").ok().and_then(|v| v.trim().parse().ok());
-    told.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
+    kiln_env::CORES.get().unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()))
 }

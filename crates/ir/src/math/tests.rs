@@ -103,7 +103,7 @@ const FUNCTIONS: &[Case] = &[
 
 /// How densely the functions are tried: `KILN_SWEEP=37` takes a minute.
 fn step() -> usize {
-    std::env::var("KILN_SWEEP").ok().and_then(|step| step.parse().ok()).unwrap_or(4001)
+    kiln_env::SWEEP.get().unwrap_or(4001)
 }
 
 #[test]

@@ -111,19 +111,16 @@ impl Remote {
             Ok(Server { address, login: Login { device, token, recover, compress } })
         };
         let servers = addresses.into_iter().map(server).collect::<Result<Vec<_>, Error>>()?;
-        let number = |name: &str, default: usize| {
-            std::env::var(name).ok().and_then(|v| v.trim().parse().ok()).unwrap_or(default)
-        };
-        let lineage = number("KILN_LINEAGE", 4 << 30);
+        let lineage = kiln_env::LINEAGE.read()?.unwrap_or(4 << 30);
         let config = Config {
             peer: peer(&servers),
             program: program(),
             most_lineage: lineage,
-            most_snapshot: number("KILN_SNAPSHOT", lineage / 4),
-            most_stored: number("KILN_LINEAGE_FILES", 64 << 30),
+            most_snapshot: kiln_env::SNAPSHOT.read()?.unwrap_or(lineage / 4),
+            most_stored: kiln_env::LINEAGE_FILES.read()?.unwrap_or(64 << 30),
             replay_micros: 1_000_000,
             replay_bytes: (256 << 20).min(lineage / 4),
-            any_numerics: std::env::var("KILN_ANY_NUMERICS").is_ok_and(|v| v == "1"),
+            any_numerics: kiln_env::ANY_NUMERICS.read()?.unwrap_or(false),
         };
         let core = Core::new(config);
         let shared = Arc::new_cyclic(|this| Shared {

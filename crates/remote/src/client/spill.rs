@@ -49,7 +49,7 @@ struct Spill {
 impl Spill {
     fn create() -> io::Result<Spill> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
-        let folder = std::env::var_os("KILN_SPILL").map_or_else(std::env::temp_dir, PathBuf::from);
+        let folder = kiln_env::SPILL.get().unwrap_or_else(std::env::temp_dir);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = folder.join(format!("kiln-spill-{}-{number}", std::process::id()));
         let file = private(&path)?;
