@@ -10,6 +10,7 @@ use std::{env, fs, io};
 
 mod guide;
 mod readme;
+mod size;
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
@@ -18,6 +19,7 @@ usage: cargo xtask <command>
   check --fast   format, dependencies, lints, tests
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
   bench          the benchmarks of kiln-tensor
+  size [DIR]     counts of the tree's shape: lines, long files and functions, names of several types
   chaos [OPTIONS]
                  training, sessions, servers and ranks under faults, with real processes; --seed N and --only NAME reproduce
   fuzz [OPTIONS] the fuzz targets; --target NAME, --executions N, --seed N, --keep N new inputs for the corpus";
@@ -41,6 +43,8 @@ fn main() -> ExitCode {
         ["check", "--fast"] => check_fast(),
         ["guide"] => guide::follow(),
         ["bench"] => step("bench", cargo("bench -p kiln-tensor")),
+        ["size"] => size::print(&root()).map_err(|e| e.to_string()),
+        ["size", dir] => size::print(Path::new(dir)).map_err(|e| e.to_string()),
         ["chaos" | "fuzz", ..] => chaos(&args),
         _ => {
             eprintln!("{USAGE}");
