@@ -5,12 +5,11 @@
 use kiln::data::{batches, digits};
 use kiln::prelude::*;
 
+#[derive(Module)]
 struct Mlp {
     hidden: Linear,
     output: Linear,
 }
-
-module!(Mlp { hidden, output });
 
 impl Mlp {
     fn forward(&self, x: &Tensor) -> Tensor {

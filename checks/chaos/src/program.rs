@@ -9,12 +9,11 @@ use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+#[derive(Module)]
 struct Mlp {
     first: Linear,
     second: Linear,
 }
-
-kiln::nn::module!(Mlp { first, second });
 
 impl Mlp {
     fn forward(&self, x: &Tensor) -> Tensor {

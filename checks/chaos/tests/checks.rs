@@ -55,13 +55,12 @@ fn ten_thousand_operations_and_a_read_have_one_reply() {
     assert!(best <= 2.5, "{best} round trips");
 }
 
+#[derive(Module)]
 struct Gpt {
     tokens: Embedding,
     blocks: Vec<GptBlock>,
     head: Linear,
 }
-
-kiln::nn::module!(Gpt { tokens, blocks, head });
 
 impl Gpt {
     fn new(device: &Device) -> Gpt {

@@ -25,7 +25,7 @@ pub use budget::{Budget, Share};
 pub use data::{Bytes, Data, Host, UploadBuffer};
 pub use error::Error;
 pub use info::{DeviceInfo, Locality, Memory, Usage};
-pub use origin::{MethodGuard, Origin, Scope, ScopeGuard, method, scope};
+pub use origin::{LineGuard, MethodGuard, Origin, Scope, ScopeGuard, method, scope};
 pub use pending::{Help, Pending, Promise, pending};
 pub use profile::{OpProfile, Profile};
 pub use record::{Record, Replayed, replay};

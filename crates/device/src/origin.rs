@@ -22,7 +22,22 @@ impl Origin {
     /// The caller's line in the current scope.
     #[track_caller]
     pub fn here() -> Origin {
-        Origin { line: Location::caller(), scope: SCOPE.get(), backward: false, method: METHOD.get() }
+        Origin {
+            line: LINE.get().unwrap_or(Location::caller()),
+            scope: SCOPE.get(),
+            backward: false,
+            method: METHOD.get(),
+        }
+    }
+
+    /// Has everything that this thread records told as this line's until the guard is dropped: what is called through a
+    /// pointer does not know its caller. Inside another such guard it does nothing.
+    pub fn hold(line: &'static Location<'static>) -> LineGuard {
+        let outermost = LINE.get().is_none();
+        if outermost {
+            LINE.set(Some(line));
+        }
+        LineGuard { outermost, thread: PhantomData }
     }
 
     /// What a message calls operation `op`: the method that the user called, if that is known.
@@ -52,6 +67,7 @@ static NAMES: Mutex<Vec<Arc<str>>> = Mutex::new(Vec::new());
 
 thread_local! {
     static SCOPE: Cell<Scope> = const { Cell::new(Scope(0)) };
+    static LINE: Cell<Option<&'static Location<'static>>> = const { Cell::new(None) };
     static METHOD: Cell<&'static str> = const { Cell::new("") };
     /// Scopes that this thread entered: outer scope, name, scope.
     static ENTERED: RefCell<Vec<(Scope, Box<str>, Scope)>> = const { RefCell::new(Vec::new()) };
@@ -114,6 +130,22 @@ pub struct ScopeGuard {
 impl Drop for ScopeGuard {
     fn drop(&mut self) {
         SCOPE.set(self.outer);
+    }
+}
+
+/// Ends what [`Origin::hold`] began when it is dropped.
+#[must_use = "the line is held until the guard is dropped"]
+pub struct LineGuard {
+    outermost: bool,
+    /// It belongs to its thread.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for LineGuard {
+    fn drop(&mut self) {
+        if self.outermost {
+            LINE.set(None);
+        }
     }
 }
 

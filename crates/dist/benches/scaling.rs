@@ -10,7 +10,7 @@
 #![allow(missing_docs)]
 
 use kiln_dist::{Config, GradientSync, Group, Identity, Rendezvous, SyncConfig};
-use kiln_nn::{Adam, Embedding, GptBlock, LayerNorm, Linear, Module, Optimizer, module};
+use kiln_nn::{Adam, Embedding, GptBlock, LayerNorm, Linear, Module, Optimizer};
 use kiln_tensor::{DType, Device, Tensor};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -25,11 +25,11 @@ fn main() {
     }
 }
 
+#[derive(Module)]
 struct Mlp {
     layers: Vec<Linear>,
 }
-module!(Mlp { layers });
-
+#[derive(Module)]
 struct Gpt {
     tokens: Embedding,
     places: Embedding,
@@ -37,8 +37,6 @@ struct Gpt {
     norm: LayerNorm,
     head: Linear,
 }
-module!(Gpt { tokens, places, blocks, norm, head });
-
 /// Something to train. Its data is random: on data that is learnt at once gradients become denormal, which are slow.
 trait Task: Module {
     fn batch(device: &Device) -> [Tensor; 2];

@@ -6,7 +6,7 @@
 use kiln_dist::{
     Collective, Compress, Config, Error, GradientSync, Group, Identity, Reduce, Rendezvous, SyncConfig,
 };
-use kiln_nn::{Linear, Optimizer, Sgd, module};
+use kiln_nn::{Linear, Module, Optimizer, Sgd};
 use kiln_tensor::{DType, Device, Tensor};
 use std::io::Read;
 use std::process::{Child, Command, Stdio};
@@ -16,12 +16,11 @@ use std::time::{Duration, Instant};
 const DEADLINE: Duration = Duration::from_secs(5);
 const LIMIT: Duration = Duration::from_secs(10);
 
+#[derive(Module)]
 struct Model {
     first: Linear,
     second: Linear,
 }
-module!(Model { first, second });
-
 fn loss(model: &Model, device: &Device, all: bool) -> Tensor {
     let x = model.first.forward(&Tensor::ones([4, 8], device)).relu();
     if all { model.second.forward(&x).square().mean(()) } else { x.square().mean(()) }

@@ -4,7 +4,7 @@
 use kiln_device::{Batch, Data, DeviceInfo, Error as DeviceError, Locality, Memory, Pending, Place};
 use kiln_dist::{Error, GradientSync, Round, Route, SyncConfig, Unused};
 use kiln_ir::{Id, Meta, Op};
-use kiln_nn::{Adam, Linear, Module, NonFinite, Sgd, module};
+use kiln_nn::{Adam, Linear, Module, NonFinite, Sgd};
 use kiln_tensor::{Device, Tensor, seed};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -68,13 +68,12 @@ fn devices(kind: &str, count: usize) -> Vec<Device> {
     (0..count).map(device).collect()
 }
 
+#[derive(Module)]
 struct Mlp {
     first: Linear,
     second: Linear,
     idle: Tensor,
 }
-module!(Mlp { first, second, idle });
-
 impl Mlp {
     fn new(device: &Device) -> Mlp {
         seed(1);

@@ -1,19 +1,18 @@
 //! Gradients combined over threads and devices: the bits of one worker, and every misuse told.
 
 use kiln_dist::{Bf16, Combine, Compress, Error, GradientSync, Group, Round, SyncConfig, Unused};
-use kiln_nn::{Linear, Module, Optimizer, Sgd, module};
+use kiln_nn::{Linear, Module, Optimizer, Sgd};
 use kiln_tensor::{DType, Device, Tensor, custom_grad, seed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+#[derive(Module)]
 struct Mlp {
     first: Linear,
     second: Linear,
 }
-module!(Mlp { first, second });
-
 impl Mlp {
     fn new(device: &Device) -> Mlp {
         Mlp { first: Linear::new(6, 40, device), second: Linear::new(40, 3, device) }
@@ -220,14 +219,13 @@ fn a_shard_may_come_in_pieces() {
 }
 
 /// Two weights, of which a loss may use one.
+#[derive(Module)]
 struct Pair {
     used: Tensor,
     idle: Tensor,
     frozen: Tensor,
     tied: Tensor,
 }
-module!(Pair { used, idle, frozen, tied });
-
 fn pair(device: &Device) -> Pair {
     let used = Tensor::ones([3], device).requires_grad();
     Pair {
@@ -532,13 +530,12 @@ fn a_hook_of_the_users_own_gives_the_same_bits_at_any_number_of_ranks() {
 }
 
 /// Two parameters whose gradient is one value, which backward goes on with.
+#[derive(Module)]
 struct Twins {
     first: Tensor,
     second: Tensor,
     third: Tensor,
 }
-module!(Twins { first, second, third });
-
 impl Twins {
     fn new(device: &Device) -> Twins {
         let leaf = || Tensor::randn([32, 64], device).requires_grad();

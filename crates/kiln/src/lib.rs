@@ -49,6 +49,7 @@ pub mod host {
 
 /// Layers and optimisers.
 pub mod nn {
+    pub use kiln_derive::Module;
     pub use kiln_nn::*;
 }
 
@@ -64,9 +65,9 @@ pub mod data {
 
 /// What most programs need.
 pub mod prelude {
-    pub use kiln_nn::{
-        Adam, Attention, Conv2d, Embedding, GptBlock, LayerNorm, Linear, Module, NonFinite, Optimizer, Sgd,
-        module,
+    pub use crate::nn::{
+        Adam, Attention, Conv2d, Dropout, Embedding, GptBlock, Layer, LayerNorm, Linear, Module, NonFinite,
+        Optimizer, Sequential, Sgd,
     };
     pub use kiln_tensor::{
         Axes, ClassOptions, ConvOptions, DType, Device, Error, Generator, Gradients, Interpolate, PadMode,

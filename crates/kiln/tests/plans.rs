@@ -5,7 +5,6 @@
 
 use kiln::device::Cpu;
 use kiln::fuse::{Observer, Planned};
-use kiln::nn::module;
 use kiln::prelude::*;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -33,12 +32,11 @@ const MODELS: [Model; 6] = [
     ("norms", norms),
 ];
 
+#[derive(Module)]
 struct Mlp {
     first: Linear,
     second: Linear,
 }
-
-module!(Mlp { first, second });
 
 /// A classifier of digits, as `kiln train digits` has it, with Adam.
 fn digits(device: &Device) -> Box<dyn FnMut()> {
@@ -53,6 +51,7 @@ fn digits(device: &Device) -> Box<dyn FnMut()> {
     })
 }
 
+#[derive(Module)]
 struct Cnn {
     first: Conv2d,
     scale: Tensor,
@@ -61,8 +60,6 @@ struct Cnn {
     norm: LayerNorm,
     head: Linear,
 }
-
-module!(Cnn { first, scale, shift, second, norm, head });
 
 /// Two convolutions with a batch norm, both kinds of pool and a layer norm, with SGD.
 fn cnn(device: &Device) -> Box<dyn FnMut()> {
@@ -88,6 +85,7 @@ fn cnn(device: &Device) -> Box<dyn FnMut()> {
     })
 }
 
+#[derive(Module)]
 struct Gpt {
     tokens: Embedding,
     places: Embedding,
@@ -98,8 +96,6 @@ struct Gpt {
     down: Linear,
     head: Linear,
 }
-
-module!(Gpt { tokens, places, first_norm, attention, second_norm, up, down, head });
 
 /// A transformer of one block that predicts the next token, with Adam.
 fn gpt(device: &Device) -> Box<dyn FnMut()> {
@@ -128,12 +124,11 @@ fn gpt(device: &Device) -> Box<dyn FnMut()> {
     })
 }
 
+#[derive(Module)]
 struct Lstm {
     input: Linear,
     hidden: Linear,
 }
-
-module!(Lstm { input, hidden });
 
 /// An LSTM over four inputs, made of operations, with SGD.
 fn lstm(device: &Device) -> Box<dyn FnMut()> {

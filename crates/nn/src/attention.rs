@@ -1,10 +1,10 @@
 //! Attention of a sequence to itself, in several heads.
 
-use crate::{Linear, module};
+use crate::{Linear, Module};
 use kiln_tensor::{Device, Scope, Tensor};
 
 /// Self-attention: queries, keys and values of all heads from one projection, their results into another.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 pub struct Attention {
     /// `width` to queries, keys and values, one after another: `3 * width`.
     pub qkv: Linear,
@@ -15,8 +15,6 @@ pub struct Attention {
     /// Whether a place sees only itself and what is before it.
     pub causal: bool,
 }
-
-module!(Attention { qkv, out });
 
 impl Attention {
     /// A layer in which every place sees every other.
@@ -56,7 +54,6 @@ impl Attention {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Module;
 
     #[test]
     fn heads_attend_apart_as_the_formula_says() {

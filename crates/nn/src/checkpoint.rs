@@ -215,7 +215,7 @@ impl Checkpoint {
         Ok(device.persistent(|| Tensor::from_data(data.clone(), device)))
     }
 
-    /// Brings every parameter of `model` to what stands here under `prefix` and its path, on its own device. Tied weights
+    /// Brings every parameter and buffer of `model` to what stands here under `prefix` and its path, on its own device. Tied weights
     /// are one tensor under the first of their paths, and stay tied; what was frozen stays so. Where something is missing
     /// or has another shape, the model is left as it was.
     pub fn restore(&self, prefix: &str, model: &mut dyn Module) -> Result<(), CheckpointError> {
@@ -224,8 +224,13 @@ impl Checkpoint {
             let new = self.tensor(&format!("{prefix}{path}"), old.meta(), &old.device())?;
             found.push(if old.is_leaf() { new.requires_grad() } else { new });
         }
-        let mut found = found.into_iter();
+        let mut buffers = Vec::new();
+        for (path, old) in model.buffers() {
+            buffers.push(self.tensor(&format!("{prefix}{path}"), old.meta(), &old.device())?);
+        }
+        let (mut found, mut buffers) = (found.into_iter(), buffers.into_iter());
         model.replace(&mut |_, _| found.next());
+        model.visit_buffers("", &mut |_, buffer| buffers.next().into_iter().for_each(|new| buffer.load(new)));
         Ok(())
     }
 }

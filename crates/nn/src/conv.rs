@@ -1,11 +1,11 @@
 //! The convolutional layer.
 
-use crate::linear::uniform;
-use crate::module;
+use crate::Module;
+use crate::init::uniform;
 use kiln_tensor::{ConvOptions, Device, Scope, Tensor};
 
 /// A convolution of `[N, inputs, H, W]` with square windows, and a bias for each output channel.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 pub struct Conv2d {
     /// `[outputs, inputs / groups, kernel, kernel]`.
     pub weight: Tensor,
@@ -14,8 +14,6 @@ pub struct Conv2d {
     /// Stride, padding, dilation and groups.
     pub options: ConvOptions,
 }
-
-module!(Conv2d { weight, bias });
 
 impl Conv2d {
     /// A layer with weight and bias uniform within ±1/√n for windows of n numbers.
@@ -48,6 +46,8 @@ impl Conv2d {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("conv2d");
+        let inputs = self.weight.dim(1) * self.options.groups;
+        crate::layer::channels("conv2d", x, x.rank().saturating_sub(3), inputs);
         x.conv2d(&self.weight, self.bias.as_ref(), self.options)
     }
 }

@@ -1,16 +1,14 @@
 //! A vector for each of a number of ids.
 
-use crate::module;
+use crate::Module;
 use kiln_tensor::{Device, Scope, Tensor};
 
 /// A table `[count, width]` whose rows are looked up by id.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 pub struct Embedding {
     /// `[count, width]`.
     pub weight: Tensor,
 }
-
-module!(Embedding { weight });
 
 impl Embedding {
     /// A table of standard normal numbers.

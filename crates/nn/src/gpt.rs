@@ -1,6 +1,6 @@
 //! The block that a GPT is a stack of.
 
-use crate::{Attention, LayerNorm, Linear, cast, module};
+use crate::{Attention, LayerNorm, Linear, Module, cast};
 use kiln_tensor::{DType, Device, Scope, Tensor};
 
 /// Causal self-attention, then a perceptron of one hidden layer four times as wide. Each works on its normalised input
@@ -18,7 +18,7 @@ use kiln_tensor::{DType, Device, Scope, Tensor};
 /// assert_eq!(x.shape()[..], [8, 10, 16]);
 /// assert_eq!(blocks[0].parameters()[0].0, "first_norm.weight");
 /// ```
-#[derive(Clone)]
+#[derive(Clone, Module)]
 pub struct GptBlock {
     /// Before the attention.
     pub first_norm: LayerNorm,
@@ -33,8 +33,6 @@ pub struct GptBlock {
     /// What attention and perceptron compute in, if not in their parameters' dtype. Norms and sums keep that of `x`.
     pub compute: Option<DType>,
 }
-
-module!(GptBlock { first_norm, attention, second_norm, up, down });
 
 impl GptBlock {
     /// A block for inputs of that width.
@@ -93,7 +91,6 @@ impl GptBlock {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Module;
 
     #[test]
     fn the_result_is_what_the_layers_give_one_by_one() {

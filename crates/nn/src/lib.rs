@@ -1,25 +1,43 @@
 //! Layers and optimisers. A layer is a plain struct of tensors; [`Module`] names its parameters by path, so that
-//! optimisers, digests and files walk any model the same way. Losses are methods of the tensor.
+//! optimisers, digests and files walk any model the same way. Layers have PyTorch's names, arguments, initial values and
+//! names in a state dict. Losses are methods of the tensor.
 #![forbid(unsafe_code)]
+
+// What `#[derive(Module)]` writes names this crate, also in here.
+extern crate self as kiln_nn;
 
 mod checkpoint;
 mod module;
 mod optim;
 
+mod layer;
+
+pub mod init;
+
+mod activation;
 mod attention;
 mod conv;
+mod dropout;
 mod embedding;
 mod gpt;
 mod linear;
 mod norm;
+mod sequential;
 
+pub use activation::*;
 pub use attention::Attention;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use conv::Conv2d;
+pub use dropout::{Dropout, Dropout1d, Dropout2d};
 pub use embedding::Embedding;
 pub use gpt::GptBlock;
+pub use kiln_derive::NnModule as Module;
 pub use kiln_tensor::{NonFinite, Step, Tensor};
+pub use layer::Layer;
 pub use linear::Linear;
-pub use module::{Module, cast, join};
+pub use module::{
+    Buffer, LoadError, LoadReport, Mode, Module, Part, PartMut, Setting, cast, derive, join, matches,
+};
 pub use norm::LayerNorm;
 pub use optim::{Adam, Optimizer, Sgd, step};
+pub use sequential::Sequential;

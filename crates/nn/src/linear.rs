@@ -1,10 +1,13 @@
 //! The fully connected layer.
 
-use crate::module;
+use crate::Module;
+use crate::init::uniform;
+use crate::layer::{layers, misfit};
+use crate::module::note;
 use kiln_tensor::{Device, Scope, Tensor};
 
 /// `x · weightᵀ + bias`, with a weight of shape `[outputs, inputs]`.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 pub struct Linear {
     /// `[outputs, inputs]`.
     pub weight: Tensor,
@@ -12,7 +15,7 @@ pub struct Linear {
     pub bias: Option<Tensor>,
 }
 
-module!(Linear { weight, bias });
+layers!(Linear);
 
 impl Linear {
     /// A layer with weight and bias uniform within ±1/√inputs.
@@ -32,14 +35,18 @@ impl Linear {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("linear");
-        x.linear(&self.weight, self.bias.as_ref())
+        let (given, inputs) = (x.shape().last().copied().unwrap_or(0), self.weight.dim(-1));
+        if given != inputs {
+            let (x, weight) = (x.shape(), self.weight.shape());
+            misfit(
+                "linear",
+                format!(
+                    "input has {given} features where {inputs} are expected ({x:?} for weight {weight:?})"
+                ),
+            );
+        }
+        let y = x.linear(&self.weight, self.bias.as_ref());
+        note(self, &y);
+        y
     }
-}
-
-/// A parameter uniform within ±1/√n.
-#[track_caller]
-pub(crate) fn uniform(shape: &[usize], n: usize, device: &Device) -> Tensor {
-    let bound = 1.0 / (n.max(1) as f64).sqrt();
-    let _persistent = device.persistent_scope();
-    (Tensor::rand(shape, device) * (2.0 * bound) - bound).requires_grad()
 }

@@ -1,10 +1,10 @@
 //! Normalisation by layer.
 
-use crate::module;
+use crate::Module;
 use kiln_tensor::{Device, Scope, Tensor};
 
 /// The last axis brought to mean 0 and variance 1, then scaled and shifted.
-#[derive(Clone)]
+#[derive(Clone, Module)]
 pub struct LayerNorm {
     /// `[width]`.
     pub weight: Tensor,
@@ -13,8 +13,6 @@ pub struct LayerNorm {
     /// Added to the variance.
     pub eps: f64,
 }
-
-module!(LayerNorm { weight, bias });
 
 impl LayerNorm {
     /// A layer that neither scales nor shifts yet, with the usual `eps` of 1e-5.

@@ -124,6 +124,7 @@ fn step_by<O: Optimizer + ?Sized>(
             }
         });
     });
+    no_grad(|| model.visit_buffers("", &mut |_, buffer| buffer.commit(&guard)));
     guard.devices().for_each(Device::mark);
 }
 

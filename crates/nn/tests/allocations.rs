@@ -5,7 +5,7 @@
 //! What recording takes is not counted: the user's thread makes values, and a heap call for each; nor is giving it back,
 //! which falls to whoever lets go last.
 
-use kiln_nn::{Adam, Linear, Optimizer, Sgd, module};
+use kiln_nn::{Adam, Linear, Module, Optimizer, Sgd};
 use kiln_tensor::{Device, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -44,12 +44,11 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+#[derive(Module)]
 struct Model {
     first: Linear,
     second: Linear,
 }
-
-module!(Model { first, second });
 
 /// Heap calls and blocks from the system in each of some steps, while they were planned and executed.
 fn steps(mut optimizer: impl Optimizer) -> Vec<(usize, u64)> {

@@ -29,18 +29,22 @@ fn every_layer_tells_a_misuse_at_the_users_line() {
     let (attention, table) = (Attention::new(8, 2, &device), Embedding::new(10, 4, &device));
     type Misuse<'a> = (Box<dyn Fn() -> Tensor + 'a>, &'a str);
     let cases: Vec<Misuse<'_>> = vec![
-        (Box::new(|| linear.forward(&x)), "linear: 11 inputs where 10 are expected"),
-        (Box::new(|| norm.forward(&x)), "layer_norm: shapes [2, 11] and [10] do not fit"),
+        (
+            Box::new(|| linear.forward(&x)),
+            "linear at crates/nn/tests/misuse.rs:LINE: input has 11 features where 10 are expected ([2, 11] for weight [5, 10])",
+        ),
+        (Box::new(|| norm.forward(&x)), "shape [2, 11] does not end with the normalized shape [10]"),
         (
             Box::new(|| conv.forward(&Tensor::ones([2, 28, 28, 3], &device))),
-            "conv2d: 28 channels where 3 are expected",
+            "conv2d at crates/nn/tests/misuse.rs:LINE: input has 28 channels where 3 are expected",
         ),
         (Box::new(|| attention.forward(&x)), "attention: shape [2, 11] is not [batch, length, 8]"),
         (Box::new(|| table.forward(&x)), "embedding: an index must be an integer, not f32"),
     ];
     for (f, words) in &cases {
-        let (text, file, _) = panic_of(|| drop(f()));
-        assert!(text.contains(words) && file.ends_with("tests/misuse.rs"), "{text} at {file}");
+        let (text, file, line) = panic_of(|| drop(f()));
+        let words = words.replace("LINE", &line.to_string());
+        assert!(text.contains(&words) && file.ends_with("tests/misuse.rs"), "{text} at {file}");
     }
 }
 

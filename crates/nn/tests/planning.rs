@@ -2,11 +2,12 @@
 //! process with a cache on disk.
 
 use kiln_cpu::Cpu;
-use kiln_nn::{Adam, Attention, Embedding, LayerNorm, Linear, Optimizer, module};
+use kiln_nn::{Adam, Attention, Embedding, LayerNorm, Linear, Module, Optimizer};
 use kiln_tensor::{DType, Device, Tensor};
 use std::sync::Arc;
 
 /// A transformer of one block.
+#[derive(Module)]
 struct Model {
     tokens: Embedding,
     places: Embedding,
@@ -16,8 +17,6 @@ struct Model {
     down: Linear,
     head: Linear,
 }
-
-module!(Model { tokens, places, norm, attention, up, down, head });
 
 const CONTEXT: usize = 128;
 

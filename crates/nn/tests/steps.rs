@@ -1,16 +1,15 @@
 //! Steps are applied whole or not at all, and what was refused is told.
 
-use kiln_nn::{Adam, Embedding, Linear, Module, NonFinite, Optimizer, Sgd, module};
+use kiln_nn::{Adam, Embedding, Linear, Module, NonFinite, Optimizer, Sgd};
 use kiln_tensor::{Device, Error, Tensor, seed};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+#[derive(Module)]
 struct Model {
     tokens: Embedding,
     head: Linear,
 }
-module!(Model { tokens, head });
-
 impl Model {
     fn new(device: &Device) -> Model {
         seed(5);
@@ -118,12 +117,11 @@ fn infinite(device: &Device, optimizer: &mut Sgd) -> Pair {
     model
 }
 
+#[derive(Module)]
 struct Pair {
     fine: Tensor,
     bad: Tensor,
 }
-module!(Pair { fine, bad });
-
 #[test]
 fn what_is_not_finite_goes_on_or_is_skipped_or_is_an_error() {
     for device in devices("finite") {
@@ -169,12 +167,11 @@ fn another_thread_is_not_told() {
     device.sync().unwrap();
 }
 
+#[derive(Module)]
 struct Tied {
     tokens: Embedding,
     head: Linear,
 }
-module!(Tied { tokens, head });
-
 #[test]
 fn a_shared_parameter_stays_one() {
     let device = Device::cpu();

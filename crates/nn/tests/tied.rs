@@ -4,12 +4,11 @@ use kiln_nn::*;
 use kiln_tensor::{Device, with_generator};
 use std::collections::BTreeMap;
 
+#[derive(Module)]
 struct Tied {
     table: Embedding,
     head: Linear,
 }
-
-module!(Tied { table, head });
 
 impl Tied {
     fn new(device: &Device) -> Tied {

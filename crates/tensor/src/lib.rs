@@ -40,6 +40,7 @@ pub use tensor::Tensor;
 
 pub use kiln_cpu::pool::{set_threads, threads};
 pub use kiln_device::{
-    Bytes, Data, DeviceInfo, Error, Host, Locality, Memory, Origin, Pending, Scope, ScopeGuard, Usage, scope,
+    Bytes, Data, DeviceInfo, Error, Host, LineGuard, Locality, Memory, Origin, Pending, Scope, ScopeGuard,
+    Usage, scope,
 };
 pub use kiln_ir::{DType, MAX_RANK, Meta, OpError, Shape, promote};

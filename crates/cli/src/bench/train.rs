@@ -64,11 +64,10 @@ fn gpt(s: &Setup, size: &'static GptSize) -> Work {
 }
 
 /// Fully connected layers with relu between them.
+#[derive(Module)]
 struct Mlp {
     layers: Vec<Linear>,
 }
-
-module!(Mlp { layers });
 
 impl Mlp {
     fn new(sizes: &[usize], device: &Device) -> Mlp {
@@ -81,13 +80,12 @@ impl Mlp {
 }
 
 /// conv 1 to 32, conv 32 to 64, each 3 by 3 with relu, the largest of 2 by 2, then 9216-128-10.
+#[derive(Module)]
 struct Cnn {
     first: Conv2d,
     second: Conv2d,
     head: Mlp,
 }
-
-module!(Cnn { first, second, head });
 
 impl Cnn {
     fn new(s: &Setup) -> Cnn {
@@ -137,6 +135,7 @@ const GPT2: GptSize = GptSize {
     products: DType::BF16,
 };
 
+#[derive(Module)]
 struct Gpt {
     tokens: Embedding,
     places: Embedding,
@@ -144,8 +143,6 @@ struct Gpt {
     norm: LayerNorm,
     head: Linear,
 }
-
-module!(Gpt { tokens, places, blocks, norm, head });
 
 impl Gpt {
     fn new(s: &Setup, size: &GptSize) -> Gpt {

@@ -101,6 +101,7 @@ fn alphabet(text: &str) -> Vec<char> {
     kinds.into_iter().map(|(c, _)| c).collect()
 }
 
+#[derive(Module)]
 pub struct Model {
     tokens: Embedding,
     places: Embedding,
@@ -108,8 +109,6 @@ pub struct Model {
     norm: LayerNorm,
     head: Linear,
 }
-
-module!(Model { tokens, places, blocks, norm, head });
 
 impl Model {
     /// Logits of what follows each character, a row each.

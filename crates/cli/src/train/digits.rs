@@ -33,12 +33,11 @@ impl Digits {
     }
 }
 
+#[derive(Module)]
 pub struct Classifier {
     first: Linear,
     second: Linear,
 }
-
-module!(Classifier { first, second });
 
 impl Classifier {
     fn forward(&self, x: &Tensor) -> Tensor {

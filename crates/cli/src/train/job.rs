@@ -316,7 +316,12 @@ fn restore<M: Module>(
 
 /// Everything that a worker would need to go on.
 fn state<M: Module>(worker: &Worker<M>) -> Vec<(String, Tensor)> {
-    let model = worker.model.distinct().into_iter().map(|(path, t)| (format!("model.{path}"), t));
+    let model = worker
+        .model
+        .distinct()
+        .into_iter()
+        .chain(worker.model.buffers())
+        .map(|(path, t)| (format!("model.{path}"), t));
     let optimizer = worker.optimizer.state().into_iter().map(|(name, t)| (format!("optimizer.{name}"), t));
     model.chain(optimizer).collect()
 }

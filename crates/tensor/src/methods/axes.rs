@@ -189,6 +189,24 @@ impl Extents {
     }
 }
 
+impl Extents {
+    /// The numbers for `n` axes; `None` if there are neither one nor `n`.
+    pub fn over(&self, n: usize) -> Option<Vec<usize>> {
+        let given = self.0.len();
+        (given == 1 || given == n).then(|| (0..n).map(|i| self.0[if given == 1 { 0 } else { i }]).collect())
+    }
+}
+
+/// One number, or as in `2x3`.
+impl std::fmt::Display for Extents {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, extent) in self.0.iter().enumerate() {
+            write!(f, "{}{extent}", if i == 0 { "" } else { "x" })?;
+        }
+        Ok(())
+    }
+}
+
 impl From<usize> for Extents {
     fn from(extent: usize) -> Extents {
         Extents(Dims::repeat(extent, 1))

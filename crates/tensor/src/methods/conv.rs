@@ -84,6 +84,34 @@ impl ConvOptions {
     }
 }
 
+impl std::fmt::Display for Padding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Padding::Each(extents) => write!(f, "{extents}"),
+            Padding::Same => f.write_str("same"),
+            Padding::Valid => f.write_str("0"),
+        }
+    }
+}
+
+/// All that is told of a window: stride, padding, dilation and groups.
+impl std::fmt::Display for ConvOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let ConvOptions { stride, padding, dilation, groups, output_padding } = self;
+        write!(f, "stride {stride}, padding {padding}")?;
+        if *dilation != Extents::from(1) {
+            write!(f, ", dilation {dilation}")?;
+        }
+        if *groups != 1 {
+            write!(f, ", groups {groups}")?;
+        }
+        if *output_padding != Extents::from(0) {
+            write!(f, ", output padding {output_padding}")?;
+        }
+        Ok(())
+    }
+}
+
 macro_rules! convolutions {
     ($($n:literal $conv:ident $transpose:ident $axes:literal;)*) => {
         impl Tensor {

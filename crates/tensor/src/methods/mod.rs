@@ -10,6 +10,7 @@ mod pad;
 mod shape;
 mod slice;
 
+mod activation;
 mod elementwise;
 mod reduce;
 mod statistics;

@@ -18,6 +18,18 @@ pub enum PadMode {
     Circular,
 }
 
+impl std::fmt::Display for PadMode {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            PadMode::Constant(value) if *value == 0.0 => f.write_str("zeros"),
+            PadMode::Constant(value) => write!(f, "constant {value}"),
+            PadMode::Reflect => f.write_str("reflect"),
+            PadMode::Replicate => f.write_str("replicate"),
+            PadMode::Circular => f.write_str("circular"),
+        }
+    }
+}
+
 impl Tensor {
     /// Grown at the edges by pairs of numbers (before, after), the first pair for the last axis, as in PyTorch. A
     /// negative number cuts elements off.

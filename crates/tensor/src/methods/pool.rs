@@ -68,6 +68,18 @@ impl PoolOptions {
     }
 }
 
+/// All that is told of a window: stride, padding and dilation.
+impl std::fmt::Display for PoolOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.stride {
+            Some(stride) => write!(f, "stride {stride}")?,
+            None => f.write_str("stride as the kernel")?,
+        }
+        write!(f, ", padding {}", self.padding)?;
+        if self.dilation != Extents::from(1) { write!(f, ", dilation {}", self.dilation) } else { Ok(()) }
+    }
+}
+
 macro_rules! pools {
     ($($n:literal $max:ident $indices:ident $avg:ident $adaptive:ident $axes:literal;)*) => {
         impl Tensor {
