@@ -17,7 +17,7 @@ mod forms;
 mod frees;
 
 use kiln_device::{Driver, Error, Memory};
-use kiln_ir::{DType, Meta, Op};
+use kiln_ir::{Class, DType, Meta, Op};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -36,9 +36,9 @@ pub fn check(device: Arc<dyn Driver>, report: &mut dyn FnMut(&Finding)) -> Total
 pub fn check_with(device: Arc<dyn Driver>, options: &Options, report: &mut dyn FnMut(&Finding)) -> Totals {
     let start = settled(&*device);
     let mut suite = Suite::new(device, options, report);
-    for class in cases::Class::ALL {
+    for class in Class::ALL {
         for case in cases::cases(*class) {
-            debug_assert_eq!(cases::class(&case.op), *class);
+            debug_assert_eq!(case.op.class(), *class);
             suite.names.insert(case.op.form_name());
             forms::check(&mut suite, &case);
             suite.case(&case);

@@ -178,7 +178,7 @@ pub(crate) fn fingerprint(items: &[Item]) -> u64 {
     for item in items {
         let word = match item {
             Item::Free(_) => 0,
-            Item::Run(node) => 1 + ((node.op.class() as u64) << 8) + node.ins.len() as u64,
+            Item::Run(node) => 1 + ((node.op.code() as u64) << 8) + node.ins.len() as u64,
         };
         hash = (hash.rotate_left(5) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }

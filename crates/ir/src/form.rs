@@ -1,5 +1,5 @@
 //! The written form of an operation: a name and named fields. Text, wire, signature and relative forms all come from
-//! the two functions here, [`Op::fields`] (out) and [`Op::build`] (in), so a field is listed once for each direction.
+//! [`Op::fields`] (out) and [`Op::build`] (in), which are made from one list of fields (`op/list.rs`).
 
 use crate::op::*;
 use crate::{Binary, DType, Dims, Scalar, Shape, Unary};
@@ -73,7 +73,8 @@ pub enum FormError {
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $get:ident $variant:ident $ty:ty = $like:expr;)*) => {
-        trait Get: Source {
+        /// Reads a field of a kind.
+        pub(crate) trait Get: Source {
             $(fn $get(&mut self, key: &'static str) -> Result<$ty, FormError> {
                 match self.get(key, Field::$variant($like))? {
                     Field::$variant(x) => Ok(x),
@@ -82,6 +83,14 @@ macro_rules! kinds {
             })*
         }
         impl<S: Source + ?Sized> Get for S {}
+
+        /// Writes a field of a kind.
+        pub(crate) trait Put: Sink {
+            $(fn $get(&mut self, key: &'static str, value: $ty) {
+                self.put(key, Field::$variant(value));
+            })*
+        }
+        impl<S: Sink + ?Sized> Put for S {}
     };
 }
 kinds! {
@@ -111,97 +120,6 @@ impl Op {
         names
     }
 
-    /// Its name in written form: like [`Op::name`], but `custom` for every custom operation.
-    pub fn form_name(&self) -> &'static str {
-        match self {
-            Op::Unary(op) => op.name(),
-            Op::Binary(op) => op.name(),
-            Op::Custom(_) => "custom",
-            op => STRUCTURED.iter().find(|n| **n == op.name()).expect("every structured operation is listed"),
-        }
-    }
-
-    /// Gives its fields to `sink`.
-    pub fn fields(&self, sink: &mut (impl Sink + ?Sized)) {
-        use Field as F;
-        match self {
-            Op::Full { shape, value } => {
-                sink.put("shape", F::Shape(*shape));
-                sink.put("value", F::Scalar(*value));
-            }
-            Op::Iota { shape, dtype, axis } => {
-                sink.put("shape", F::Shape(*shape));
-                sink.put("dtype", F::DType(*dtype));
-                sink.put("axis", F::Axis(*axis));
-            }
-            Op::Random { kind: _, shape, dtype, key, offset } => {
-                sink.put("shape", F::Shape(*shape));
-                sink.put("dtype", F::DType(*dtype));
-                sink.put("key", F::Word(*key));
-                sink.put("offset", F::Word(*offset));
-            }
-            Op::Unary(_) | Op::Binary(_) | Op::Select | Op::Commit => {}
-            Op::Cast(dtype) => sink.put("dtype", F::DType(*dtype)),
-            Op::Move(Move::Reshape(shape) | Move::Expand(shape)) => sink.put("shape", F::Shape(*shape)),
-            Op::Move(Move::Permute(order)) => sink.put("order", F::Order(*order)),
-            Op::Move(Move::Slice { axis, start, end, step } | Move::Assign { axis, start, end, step }) => {
-                sink.put("axis", F::Axis(*axis));
-                sink.put("start", F::Bound(*start));
-                sink.put("end", F::Bound(*end));
-                sink.put("step", F::Bound(*step));
-            }
-            Op::Move(Move::Flip(axes)) => sink.put("axes", F::Axes(*axes)),
-            Op::Move(Move::Cat { axis }) => sink.put("axis", F::Axis(*axis)),
-            Op::Reduce { kind: _, axes, keep } => {
-                sink.put("axes", F::Axes(*axes));
-                sink.put("keep", F::Flag(*keep));
-            }
-            Op::Scan { kind: _, axis, reverse } => {
-                sink.put("axis", F::Axis(*axis));
-                sink.put("reverse", F::Flag(*reverse));
-            }
-            Op::Dot { transpose } => sink.put("transpose", F::Flag(*transpose)),
-            Op::Conv { kind: _, conv } => {
-                sink.put("stride", F::Triple(conv.stride));
-                sink.put("low", F::Triple(conv.low));
-                sink.put("high", F::Triple(conv.high));
-                sink.put("dilation", F::Triple(conv.dilation));
-                sink.put("extent", F::Triple(conv.extent));
-                sink.put("groups", F::Count(conv.groups));
-            }
-            Op::Pool { kind: _, pool } => {
-                sink.put("kernel", F::Triple(pool.kernel));
-                sink.put("stride", F::Triple(pool.stride));
-                sink.put("low", F::Triple(pool.low));
-                sink.put("high", F::Triple(pool.high));
-                sink.put("dilation", F::Triple(pool.dilation));
-                sink.put("extent", F::Triple(pool.extent));
-            }
-            Op::Gather { kind: _, axis } | Op::Scatter { kind: _, axis } => sink.put("axis", F::Axis(*axis)),
-            Op::Sort { axis, descending, take } => {
-                sink.put("axis", F::Axis(*axis));
-                sink.put("descending", F::Flag(*descending));
-                sink.put("take", F::Bound(*take));
-            }
-            Op::Guard { finite } => sink.put("finite", F::Flag(*finite)),
-            Op::Named(Named::Softmax { axis } | Named::LogSoftmax { axis }) => {
-                sink.put("axis", F::Axis(*axis))
-            }
-            Op::Named(Named::LayerNorm { axes, eps } | Named::RmsNorm { axes, eps }) => {
-                sink.put("axes", F::Axis(*axes));
-                sink.put("eps", F::Real(*eps));
-            }
-            Op::Named(Named::Attention { causal, scale }) => {
-                sink.put("causal", F::Flag(*causal));
-                sink.put("scale", F::Real(*scale));
-            }
-            Op::Custom(call) => {
-                sink.put("name", F::Name(call.name.clone()));
-                sink.put("attrs", F::Bytes(call.attrs.clone()));
-            }
-        }
-    }
-
     /// The operation named `name` with the fields that `source` gives.
     pub fn build(name: &str, s: &mut (impl Source + ?Sized)) -> Result<Op, FormError> {
         if let Some(op) = Unary::from_name(name) {
@@ -210,77 +128,12 @@ impl Op {
         if let Some(op) = Binary::from_name(name) {
             return Ok(Op::Binary(op));
         }
-        let random = |kind, s: &mut _| -> Result<Op, FormError> {
-            let s: &mut dyn Source = s;
-            let (shape, dtype) = (s.shape("shape")?, s.dtype("dtype")?);
-            Ok(Op::Random { kind, shape, dtype, key: s.word("key")?, offset: s.word("offset")? })
-        };
-        let reduce = |kind, s: &mut dyn Source| -> Result<Op, FormError> {
-            Ok(Op::Reduce { kind, axes: s.axes("axes")?, keep: s.flag("keep")? })
-        };
-        let scan = |kind, s: &mut dyn Source| -> Result<Op, FormError> {
-            Ok(Op::Scan { kind, axis: s.axis("axis")?, reverse: s.flag("reverse")? })
-        };
         let s = &mut Adapter(s);
-        Ok(match name {
-            "full" => Op::Full { shape: s.shape("shape")?, value: s.scalar("value")? },
-            "iota" => Op::Iota { shape: s.shape("shape")?, dtype: s.dtype("dtype")?, axis: s.axis("axis")? },
-            "random_bits" => random(RandomKind::Bits, s)?,
-            "random_uniform" => random(RandomKind::Uniform, s)?,
-            "random_normal" => random(RandomKind::Normal, s)?,
-            "select" => Op::Select,
-            "cast" => Op::Cast(s.dtype("dtype")?),
-            "reshape" => Op::Move(Move::Reshape(s.shape("shape")?)),
-            "permute" => Op::Move(Move::Permute(s.order("order")?)),
-            "expand" => Op::Move(Move::Expand(s.shape("shape")?)),
-            "slice" => {
-                let (axis, start) = (s.axis("axis")?, s.bound("start")?);
-                Op::Move(Move::Slice { axis, start, end: s.bound("end")?, step: s.bound("step")? })
-            }
-            "assign" => {
-                let (axis, start) = (s.axis("axis")?, s.bound("start")?);
-                Op::Move(Move::Assign { axis, start, end: s.bound("end")?, step: s.bound("step")? })
-            }
-            "flip" => Op::Move(Move::Flip(s.axes("axes")?)),
-            "cat" => Op::Move(Move::Cat { axis: s.axis("axis")? }),
-            "sum" => reduce(ReduceKind::Sum, s)?,
-            "mean" => reduce(ReduceKind::Mean, s)?,
-            "prod" => reduce(ReduceKind::Prod, s)?,
-            "max" => reduce(ReduceKind::Max, s)?,
-            "min" => reduce(ReduceKind::Min, s)?,
-            "any" => reduce(ReduceKind::Any, s)?,
-            "all" => reduce(ReduceKind::All, s)?,
-            "argmax" => reduce(ReduceKind::ArgMax, s)?,
-            "argmin" => reduce(ReduceKind::ArgMin, s)?,
-            "cumsum" => scan(ScanKind::Sum, s)?,
-            "cumprod" => scan(ScanKind::Prod, s)?,
-            "linear_scan" => scan(ScanKind::Linear, s)?,
-            "dot" => Op::Dot { transpose: s.flag("transpose")? },
-            "conv" => Op::Conv { kind: ConvKind::Forward, conv: conv(s)? },
-            "conv_input" => Op::Conv { kind: ConvKind::Input, conv: conv(s)? },
-            "conv_weight" => Op::Conv { kind: ConvKind::Weight, conv: conv(s)? },
-            "max_pool" => Op::Pool { kind: PoolKind::Max, pool: pool(s)? },
-            "sum_pool" => Op::Pool { kind: PoolKind::Sum, pool: pool(s)? },
-            "sum_pool_input" => Op::Pool { kind: PoolKind::SumInput, pool: pool(s)? },
-            "gather" => Op::Gather { kind: GatherKind::Each, axis: s.axis("axis")? },
-            "take" => Op::Gather { kind: GatherKind::Take, axis: s.axis("axis")? },
-            "scatter" => Op::Scatter { kind: ScatterKind::Each, axis: s.axis("axis")? },
-            "scatter_add" => Op::Scatter { kind: ScatterKind::EachAdd, axis: s.axis("axis")? },
-            "take_add" => Op::Scatter { kind: ScatterKind::TakeAdd, axis: s.axis("axis")? },
-            "sort" => {
-                let (axis, descending) = (s.axis("axis")?, s.flag("descending")?);
-                Op::Sort { axis, descending, take: s.bound("take")? }
-            }
-            "guard" => Op::Guard { finite: s.flag("finite")? },
-            "commit" => Op::Commit,
-            "softmax" => Op::Named(Named::Softmax { axis: s.axis("axis")? }),
-            "log_softmax" => Op::Named(Named::LogSoftmax { axis: s.axis("axis")? }),
-            "layer_norm" => Op::Named(Named::LayerNorm { axes: s.axis("axes")?, eps: s.real("eps")? }),
-            "rms_norm" => Op::Named(Named::RmsNorm { axes: s.axis("axes")?, eps: s.real("eps")? }),
-            "attention" => Op::Named(Named::Attention { causal: s.flag("causal")?, scale: s.real("scale")? }),
-            "custom" => Op::Custom(Arc::new(CustomCall { name: s.text("name")?, attrs: s.bytes("attrs")? })),
-            name => return Err(FormError::UnknownOp { name: name.to_string() }),
-        })
+        if name == "custom" {
+            let call = CustomCall { name: s.text("name")?, attrs: s.bytes("attrs")? };
+            return Ok(Op::Custom(Arc::new(call)));
+        }
+        Op::structured(name, s)?.ok_or_else(|| FormError::UnknownOp { name: name.to_string() })
     }
 
     /// The signature of the operation named `name`: its fields with their kinds, in order.
@@ -305,77 +158,6 @@ impl<S: Source + ?Sized> Source for Adapter<'_, S> {
         self.0.get(key, like)
     }
 }
-
-fn conv(s: &mut dyn Source) -> Result<Conv, FormError> {
-    Ok(Conv {
-        stride: s.triple("stride")?,
-        low: s.triple("low")?,
-        high: s.triple("high")?,
-        dilation: s.triple("dilation")?,
-        extent: s.triple("extent")?,
-        groups: s.count("groups")?,
-    })
-}
-
-fn pool(s: &mut dyn Source) -> Result<Pool, FormError> {
-    Ok(Pool {
-        kernel: s.triple("kernel")?,
-        stride: s.triple("stride")?,
-        low: s.triple("low")?,
-        high: s.triple("high")?,
-        dilation: s.triple("dilation")?,
-        extent: s.triple("extent")?,
-    })
-}
-
-const STRUCTURED: &[&str] = &[
-    "full",
-    "iota",
-    "random_bits",
-    "random_uniform",
-    "random_normal",
-    "select",
-    "cast",
-    "reshape",
-    "permute",
-    "expand",
-    "slice",
-    "assign",
-    "flip",
-    "cat",
-    "sum",
-    "mean",
-    "prod",
-    "max",
-    "min",
-    "any",
-    "all",
-    "argmax",
-    "argmin",
-    "cumsum",
-    "cumprod",
-    "linear_scan",
-    "dot",
-    "conv",
-    "conv_input",
-    "conv_weight",
-    "max_pool",
-    "sum_pool",
-    "sum_pool_input",
-    "gather",
-    "take",
-    "scatter",
-    "scatter_add",
-    "take_add",
-    "sort",
-    "guard",
-    "commit",
-    "softmax",
-    "log_softmax",
-    "layer_norm",
-    "rms_norm",
-    "attention",
-];
 
 impl serde::Serialize for Op {
     fn serialize<S: serde::Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {

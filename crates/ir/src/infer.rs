@@ -6,13 +6,14 @@
 use crate::op::*;
 use crate::{Binary, DType, Dims, Domain, Meta, Op, Shape, Unary, broadcast};
 use smallvec::{SmallVec, smallvec};
+use std::ops::RangeInclusive;
 
 /// Why an operation cannot be applied.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum OpError {
-    #[error("{op} takes {want} operands, got {got}")]
-    Arity { op: String, want: &'static str, got: usize },
+    #[error("{op} takes {} operands, got {got}", count(want))]
+    Arity { op: String, want: RangeInclusive<usize>, got: usize },
     #[error("{op} is not defined for {dtype}")]
     DType { op: String, dtype: DType },
     #[error("{op}: an index must be an integer, not {dtype}")]
@@ -41,6 +42,15 @@ pub enum OpError {
     UnknownCustom { name: String },
     #[error("{op}: {message}")]
     Custom { op: String, message: String },
+}
+
+/// A number of operands, in words.
+fn count(range: &RangeInclusive<usize>) -> String {
+    match (*range.start(), *range.end()) {
+        (least, most) if least == most => least.to_string(),
+        (least, usize::MAX) => format!("at least {least}"),
+        (least, most) => format!("{least} to {most}"),
+    }
 }
 
 impl OpError {
@@ -124,13 +134,14 @@ impl Infer<'_> {
 
     fn all(&self) -> Result<SmallVec<[Meta; 2]>, OpError> {
         let one = |meta: Meta| -> Result<SmallVec<[Meta; 2]>, OpError> { Ok(smallvec![meta]) };
+        if !self.op.operands().contains(&self.ins.len()) {
+            return self.arity();
+        }
         match self.op {
             Op::Full { shape, value } => {
-                self.none()?;
                 one(Meta { dtype: value.dtype(), shape: *shape })
             }
             Op::Iota { shape, dtype, axis } => {
-                self.none()?;
                 if dtype.is_quantised() || *dtype == DType::Bool {
                     return self.dtype(*dtype);
                 }
@@ -138,7 +149,6 @@ impl Infer<'_> {
                 one(Meta { dtype: *dtype, shape: *shape })
             }
             Op::Random { kind, shape, dtype, .. } => {
-                self.none()?;
                 let fits = match kind {
                     RandomKind::Bits => dtype.is_int(),
                     RandomKind::Uniform | RandomKind::Normal => dtype.is_float(),
@@ -172,16 +182,12 @@ impl Infer<'_> {
             }
             Op::Move(op) => one(self.moved(op)?),
             Op::Reduce { kind, axes, keep } => one(self.reduce(*kind, *axes, *keep)?),
-            Op::Scan { kind, axis, .. } => {
-                let x = match kind {
-                    ScanKind::Sum | ScanKind::Prod => self.one()?,
-                    ScanKind::Linear => {
-                        let [a, b] = self.two()?;
-                        self.same_plain(&a, &b)?;
-                        self.same_shape(&a.shape, &b.shape)?;
-                        a
-                    }
-                };
+            Op::Scan { kind: _, axis, .. } => {
+                let x = self.ins[0];
+                for other in &self.ins[1..] {
+                    self.same_plain(&x, other)?;
+                    self.same_shape(&x.shape, &other.shape)?;
+                }
                 self.number(x.dtype)?;
                 self.axis(*axis, &x.shape)?;
                 one(x)
@@ -203,9 +209,6 @@ impl Infer<'_> {
                 Ok(smallvec![x, Meta { dtype: DType::I64, shape: x.shape }])
             }
             Op::Guard { .. } => {
-                if self.ins.is_empty() {
-                    return self.arity("at least 1");
-                }
                 self.ins.iter().try_for_each(|x| self.plain(x.dtype))?;
                 one(Meta::new(DType::Bool, []))
             }
@@ -268,24 +271,20 @@ impl Infer<'_> {
         }
     }
 
-    pub fn arity<T>(&self, want: &'static str) -> Result<T, OpError> {
-        Err(OpError::Arity { op: self.name(), want, got: self.ins.len() })
-    }
-
-    pub fn none(&self) -> Result<(), OpError> {
-        if self.ins.is_empty() { Ok(()) } else { self.arity("0") }
+    pub fn arity<T>(&self) -> Result<T, OpError> {
+        Err(OpError::Arity { op: self.name(), want: self.op.operands(), got: self.ins.len() })
     }
 
     pub fn one(&self) -> Result<Meta, OpError> {
-        if let [x] = self.ins { Ok(*x) } else { self.arity("1") }
+        if let [x] = self.ins { Ok(*x) } else { self.arity() }
     }
 
     pub fn two(&self) -> Result<[Meta; 2], OpError> {
-        self.ins.try_into().or_else(|_| self.arity("2"))
+        self.ins.try_into().or_else(|_| self.arity())
     }
 
     pub fn three(&self) -> Result<[Meta; 3], OpError> {
-        self.ins.try_into().or_else(|_| self.arity("3"))
+        self.ins.try_into().or_else(|_| self.arity())
     }
 
     pub fn dtype<T>(&self, dtype: DType) -> Result<T, OpError> {

@@ -36,7 +36,7 @@ pub use form::{Field, FormError, Sink, Source};
 pub use infer::{OpError, infer, infer_binary, infer_unary};
 pub use node::{Id, IdRange, Item, Node};
 pub use op::{
-    AxisSet, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind, Real,
+    AxisSet, Class, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind, Real,
     ReduceKind, ScanKind, ScatterKind, attention_scores, attention_weights, lower,
 };
 pub use scalar::Scalar;

@@ -11,8 +11,8 @@ use kiln_cpu::{Cpu, Reference, pool};
 use kiln_device::{Batch, Bytes, Data, Driver, Error, Place};
 use kiln_ir::wire::Table;
 use kiln_ir::{
-    AxisSet, DType, Dims, Field, FormError, GatherKind, Id, Item, Meta, Move, Named, Node, Op, Real, Scalar,
-    ScanKind, Shape, Source, infer,
+    AxisSet, DType, Dims, Field, FormError, Id, Item, Meta, Move, Node, Op, Real, Scalar, Shape, Source,
+    infer,
 };
 use kiln_remote::protocol::Frame;
 use kiln_remote::protocol::greeting::Purpose;
@@ -277,18 +277,10 @@ fn node(choices: &mut Choices<'_>, names: &[&str], live: &BTreeMap<u64, Meta>) -
     for _ in 0..12 {
         let at = choices.below(names.len() as u64) as usize;
         let Ok(op) = Op::build(names[at], choices) else { continue };
-        let count = match &op {
-            Op::Full { .. } | Op::Iota { .. } | Op::Random { .. } => 0,
-            Op::Move(Move::Cat { .. }) => 1 + choices.below(3),
-            Op::Binary(_) | Op::Dot { .. } | Op::Conv { .. } | Op::Move(Move::Assign { .. }) => 2,
-            Op::Gather { kind: GatherKind::Each | GatherKind::Take, .. } => 2,
-            Op::Scan { kind: ScanKind::Linear, .. } | Op::Named(Named::RmsNorm { .. }) => 2,
-            Op::Guard { .. } => 1 + choices.below(3),
-            Op::Select
-            | Op::Commit
-            | Op::Scatter { .. }
-            | Op::Named(Named::LayerNorm { .. } | Named::Attention { .. }) => 3,
-            _ => 1,
+        let count = match (&op, op.operands().into_inner()) {
+            (Op::Custom(_), _) => 1,
+            (_, (least, usize::MAX)) => least as u64 + choices.below(3),
+            (_, (_, most)) => most.min(3) as u64,
         };
         for _ in 0..4 {
             if live.is_empty() && count > 0 {

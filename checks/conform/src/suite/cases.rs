@@ -16,47 +16,6 @@ pub struct Case {
     pub strided: bool,
 }
 
-macro_rules! classes {
-    ($($class:ident)*) => {
-        /// The classes of operations.
-        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-        pub enum Class { $($class,)* }
-
-        impl Class {
-            pub const ALL: &'static [Class] = &[$(Class::$class,)*];
-        }
-    };
-}
-classes! {
-    Full Iota Random Unary Binary Select Cast Move Reduce Scan Dot Conv Pool Gather Scatter Sort Guard Commit Named Custom
-}
-
-/// An operation's class. A class that is new in the IR does not compile here, and then needs cases below.
-pub fn class(op: &Op) -> Class {
-    match op {
-        Op::Full { .. } => Class::Full,
-        Op::Iota { .. } => Class::Iota,
-        Op::Random { .. } => Class::Random,
-        Op::Unary(_) => Class::Unary,
-        Op::Binary(_) => Class::Binary,
-        Op::Select => Class::Select,
-        Op::Cast(_) => Class::Cast,
-        Op::Move(_) => Class::Move,
-        Op::Reduce { .. } => Class::Reduce,
-        Op::Scan { .. } => Class::Scan,
-        Op::Dot { .. } => Class::Dot,
-        Op::Conv { .. } => Class::Conv,
-        Op::Pool { .. } => Class::Pool,
-        Op::Gather { .. } => Class::Gather,
-        Op::Scatter { .. } => Class::Scatter,
-        Op::Sort { .. } => Class::Sort,
-        Op::Guard { .. } => Class::Guard,
-        Op::Commit => Class::Commit,
-        Op::Named(_) => Class::Named,
-        Op::Custom(_) => Class::Custom,
-    }
-}
-
 /// The cases of a class.
 pub fn cases(class: Class) -> Vec<Case> {
     match class {

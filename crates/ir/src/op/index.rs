@@ -1,27 +1,8 @@
-//! Indexed reads and writes, and what they give.
+//! What indexed reads and writes give.
 
+use super::{GatherKind, ScatterKind};
 use crate::infer::Infer;
 use crate::{Dims, MAX_RANK, Meta, OpError, Shape};
-
-/// Indexed reads.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum GatherKind {
-    /// One index for each result: `y[i][j] = x[index[i][j]][j]` along axis 0.
-    Each,
-    /// Whole slices: the axis is replaced by the axes of the indices.
-    Take,
-}
-
-/// Indexed writes into a copy of x.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ScatterKind {
-    /// One index for each source element; the last write wins.
-    Each,
-    /// One index for each source element; writes add up, in index order.
-    EachAdd,
-    /// Whole slices, as [`GatherKind::Take`] reads them; writes add up, in index order.
-    TakeAdd,
-}
 
 impl Infer<'_> {
     pub(crate) fn gather(&self, kind: GatherKind, axis: u8) -> Result<Meta, OpError> {

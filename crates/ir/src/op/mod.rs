@@ -1,23 +1,24 @@
 //! The closed set of operations, as plain data.
 //!
 //! Outer variants are classes that passes match on; the small enums inside name the primitives. Scalars and reals are
-//! kept as bits, so that `Eq` and `Hash` hold. What each takes and gives is in `infer.rs`, how each is written in
-//! `form.rs`.
+//! kept as bits, so that `Eq` and `Hash` hold. `list.rs` has a line for each that is not elementwise; what each takes and
+//! gives is in `infer.rs`.
 
 mod axes;
 mod facts;
 mod index;
+mod list;
 mod moves;
 mod named;
 mod reduce;
 mod windows;
 
 pub use axes::AxisSet;
-pub use index::{GatherKind, ScatterKind};
+pub(crate) use list::STRUCTURED;
+pub use list::{Class, ConvKind, GatherKind, PoolKind, RandomKind, ReduceKind, ScanKind, ScatterKind};
 pub use moves::Move;
 pub use named::{Named, attention_scores, attention_weights, lower};
-pub use reduce::{ReduceKind, ScanKind};
-pub use windows::{Conv, ConvKind, Pool, PoolKind};
+pub use windows::{Conv, Pool};
 
 use crate::{Binary, DType, Scalar, Shape, Unary};
 use std::sync::Arc;
@@ -139,17 +140,6 @@ pub enum Op {
     Custom(Arc<CustomCall>),
 }
 
-/// Distributions of [`Op::Random`].
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum RandomKind {
-    /// All values of an integer dtype, evenly.
-    Bits,
-    /// Floats in [0, 1).
-    Uniform,
-    /// The standard normal distribution.
-    Normal,
-}
-
 /// A user operation's name and attributes.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct CustomCall {
@@ -184,109 +174,17 @@ impl Op {
     /// Its name in text, files and messages. A custom operation's is its own.
     pub fn name(&self) -> &str {
         match self {
-            Op::Full { .. } => "full",
-            Op::Iota { .. } => "iota",
-            Op::Random { kind, .. } => match kind {
-                RandomKind::Bits => "random_bits",
-                RandomKind::Uniform => "random_uniform",
-                RandomKind::Normal => "random_normal",
-            },
-            Op::Unary(op) => op.name(),
-            Op::Binary(op) => op.name(),
-            Op::Select => "select",
-            Op::Cast(_) => "cast",
-            Op::Move(op) => match op {
-                Move::Reshape(_) => "reshape",
-                Move::Permute(_) => "permute",
-                Move::Expand(_) => "expand",
-                Move::Slice { .. } => "slice",
-                Move::Assign { .. } => "assign",
-                Move::Flip(_) => "flip",
-                Move::Cat { .. } => "cat",
-            },
-            Op::Reduce { kind, .. } => match kind {
-                ReduceKind::Sum => "sum",
-                ReduceKind::Mean => "mean",
-                ReduceKind::Prod => "prod",
-                ReduceKind::Max => "max",
-                ReduceKind::Min => "min",
-                ReduceKind::Any => "any",
-                ReduceKind::All => "all",
-                ReduceKind::ArgMax => "argmax",
-                ReduceKind::ArgMin => "argmin",
-            },
-            Op::Scan { kind, .. } => match kind {
-                ScanKind::Sum => "cumsum",
-                ScanKind::Prod => "cumprod",
-                ScanKind::Linear => "linear_scan",
-            },
-            Op::Dot { .. } => "dot",
-            Op::Conv { kind, .. } => match kind {
-                ConvKind::Forward => "conv",
-                ConvKind::Input => "conv_input",
-                ConvKind::Weight => "conv_weight",
-            },
-            Op::Pool { kind, .. } => match kind {
-                PoolKind::Max => "max_pool",
-                PoolKind::Sum => "sum_pool",
-                PoolKind::SumInput => "sum_pool_input",
-            },
-            Op::Gather { kind, .. } => match kind {
-                GatherKind::Each => "gather",
-                GatherKind::Take => "take",
-            },
-            Op::Scatter { kind, .. } => match kind {
-                ScatterKind::Each => "scatter",
-                ScatterKind::EachAdd => "scatter_add",
-                ScatterKind::TakeAdd => "take_add",
-            },
-            Op::Sort { .. } => "sort",
-            Op::Guard { .. } => "guard",
-            Op::Commit => "commit",
-            Op::Named(op) => match op {
-                Named::Softmax { .. } => "softmax",
-                Named::LogSoftmax { .. } => "log_softmax",
-                Named::LayerNorm { .. } => "layer_norm",
-                Named::RmsNorm { .. } => "rms_norm",
-                Named::Attention { .. } => "attention",
-            },
             Op::Custom(call) => &call.name,
+            op => op.form_name(),
         }
     }
 
-    /// A number for its kind, the same for operations that differ only in attributes; the elementwise ones each have
-    /// their own.
-    pub fn class(&self) -> u16 {
+    /// A number for its class; the elementwise ones each have their own.
+    pub fn code(&self) -> u16 {
         match self {
-            Op::Full { .. } => 0,
-            Op::Iota { .. } => 1,
-            Op::Random { .. } => 2,
-            Op::Select => 3,
-            Op::Cast(_) => 4,
-            Op::Move(_) => 5,
-            Op::Reduce { .. } => 6,
-            Op::Scan { .. } => 7,
-            Op::Dot { .. } => 8,
-            Op::Conv { .. } => 9,
-            Op::Pool { .. } => 10,
-            Op::Gather { .. } => 11,
-            Op::Scatter { .. } => 12,
-            Op::Sort { .. } => 13,
-            Op::Named(_) => 14,
-            Op::Custom(_) => 15,
-            Op::Guard { .. } => 16,
-            Op::Commit => 17,
             Op::Unary(op) => 0x100 + *op as u16,
             Op::Binary(op) => 0x200 + *op as u16,
-        }
-    }
-
-    /// How many values it gives.
-    pub fn outputs(&self) -> usize {
-        match self {
-            Op::Sort { .. } | Op::Pool { kind: PoolKind::Max, .. } => 2,
-            Op::Custom(call) => crate::custom::find(&call.name).map_or(1, |op| op.outputs()),
-            _ => 1,
+            op => op.class() as u16,
         }
     }
 }

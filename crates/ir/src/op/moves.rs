@@ -108,7 +108,7 @@ impl Infer<'_> {
                 Ok(x)
             }
             Move::Cat { axis } => {
-                let Some((first, rest)) = self.ins.split_first() else { return self.arity("at least 1") };
+                let Some((first, rest)) = self.ins.split_first() else { return self.arity() };
                 self.plain(first.dtype)?;
                 let axis = self.axis(*axis, &first.shape)?;
                 let mut out = *first;

@@ -52,10 +52,7 @@ impl Infer<'_> {
                 Ok(x)
             }
             Named::LayerNorm { axes, .. } | Named::RmsNorm { axes, .. } => {
-                let limit = if matches!(op, Named::LayerNorm { .. }) { 3 } else { 2 };
-                let Some((x, rest)) = self.ins.split_first().filter(|_| self.ins.len() <= limit) else {
-                    return self.arity(if limit == 3 { "1 to 3" } else { "1 or 2" });
-                };
+                let Some((x, rest)) = self.ins.split_first() else { return self.arity() };
                 float(x)?;
                 let n = *axes as usize;
                 if n == 0 || n > x.shape.len() {
@@ -74,7 +71,7 @@ impl Infer<'_> {
             Named::Attention { .. } => {
                 let (q, k, v) = match self.ins {
                     [q, k, v] | [q, k, v, _] => (q, k, v),
-                    _ => return self.arity("3 or 4"),
+                    _ => return self.arity(),
                 };
                 float(q)?;
                 self.same_plain(q, k)?;

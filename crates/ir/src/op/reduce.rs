@@ -1,36 +1,8 @@
-//! Reductions and running reductions, and what they give.
+//! What reductions give.
 
-use super::AxisSet;
+use super::{AxisSet, ReduceKind};
 use crate::infer::Infer;
 use crate::{DType, Meta, OpError};
-
-/// Reductions.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-#[allow(missing_docs)]
-pub enum ReduceKind {
-    Sum,
-    Mean,
-    Prod,
-    Max,
-    Min,
-    Any,
-    All,
-    /// i64 index of the first largest element along one axis; NaN counts as largest.
-    ArgMax,
-    /// i64 index of the first smallest element along one axis; NaN counts as smallest.
-    ArgMin,
-}
-
-/// Running reductions.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ScanKind {
-    /// Running sum.
-    Sum,
-    /// Running product.
-    Prod,
-    /// (a, b): `s[i] = a[i] * s[i - 1] + b[i]`, starting from `s = 0`.
-    Linear,
-}
 
 impl Infer<'_> {
     pub(crate) fn reduce(&self, kind: ReduceKind, axes: AxisSet, keep: bool) -> Result<Meta, OpError> {

@@ -1,19 +1,9 @@
 //! Convolutions and pooling, and what they give.
 
+use super::{ConvKind, PoolKind};
 use crate::infer::Infer;
 use crate::{DType, Meta, OpError};
 use smallvec::{SmallVec, smallvec};
-
-/// A convolution y = conv(x, w) and its adjoints. x is `[N, C, ..]`, w `[O, C / groups, ..]`, y `[N, O, ..]`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum ConvKind {
-    /// (x, w) to y.
-    Forward,
-    /// (y, w) to x, whose spatial extents are `Conv::extent`: the transposed convolution.
-    Input,
-    /// (x, y) to w, whose spatial extents are `Conv::extent`.
-    Weight,
-}
 
 /// Geometry of a convolution; places beyond the number of spatial axes hold the defaults.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -26,17 +16,6 @@ pub struct Conv {
     /// Spatial extents of the result of an adjoint; 0 for the forward kind.
     pub extent: [u32; 3],
     pub groups: u32,
-}
-
-/// Pooling over windows. x is `[N, C, ..]`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum PoolKind {
-    /// x to (largest of each window, its i64 index in the flattened spatial plane).
-    Max,
-    /// x to the sum of each window; padding counts as 0.
-    Sum,
-    /// The adjoint of `Sum`, whose spatial extents are `Pool::extent`.
-    SumInput,
 }
 
 /// Geometry of pooling; places beyond the number of spatial axes hold the defaults.

@@ -53,18 +53,8 @@ pub fn metas() -> impl Strategy<Value = Vec<Meta>> {
 pub fn application() -> impl Strategy<Value = (Op, Vec<Meta>)> {
     (op(), metas(), meta()).prop_map(|(op, mut ins, spare)| {
         let first = *ins.first().unwrap_or(&spare);
-        let arity = match op {
-            Op::Full { .. } | Op::Iota { .. } | Op::Random { .. } => 0,
-            Op::Binary(_)
-            | Op::Dot { .. }
-            | Op::Conv { .. }
-            | Op::Gather { .. }
-            | Op::Move(Move::Assign { .. }) => 2,
-            Op::Scan { kind: ScanKind::Linear, .. } => 2,
-            Op::Select | Op::Commit | Op::Scatter { .. } | Op::Named(Named::Attention { .. }) => 3,
-            Op::Move(Move::Cat { .. }) | Op::Guard { .. } | Op::Custom(_) => ins.len(),
-            _ => 1,
-        };
+        let (least, most) = op.operands().into_inner();
+        let arity = ins.len().clamp(least, most);
         ins.resize(arity, first);
         ins.iter_mut().for_each(|meta| meta.dtype = first.dtype);
         match op {
@@ -99,91 +89,84 @@ fn real() -> impl Strategy<Value = Real> {
     any::<u64>().prop_map(|bits| Real::new(f64::from_bits(bits)))
 }
 
-fn moved() -> impl Strategy<Value = Move> {
-    let range = || (axis(), extent(), extent(), extent());
+fn order() -> impl Strategy<Value = Dims<u8>> {
     prop_oneof![
-        shape().prop_map(Move::Reshape),
-        vec(axis(), 0..=8).prop_map(|order| Move::Permute(Dims::collect(order))),
-        (0usize..5).prop_map(|n| Move::Permute(Dims::collect((0..n as u8).rev()))),
-        shape().prop_map(Move::Expand),
-        range().prop_map(|(axis, start, end, step)| Move::Slice { axis, start, end, step }),
-        range().prop_map(|(axis, start, end, step)| Move::Assign { axis, start, end, step }),
-        axes().prop_map(Move::Flip),
-        axis().prop_map(|axis| Move::Cat { axis }),
+        1 => vec(axis(), 0..=8).prop_map(Dims::collect),
+        1 => (0usize..5).prop_map(|n| Dims::collect((0..n as u8).rev())),
     ]
 }
 
-fn named() -> impl Strategy<Value = Named> {
-    prop_oneof![
-        axis().prop_map(|axis| Named::Softmax { axis }),
-        axis().prop_map(|axis| Named::LogSoftmax { axis }),
-        (axis(), real()).prop_map(|(axes, eps)| Named::LayerNorm { axes, eps }),
-        (axis(), real()).prop_map(|(axes, eps)| Named::RmsNorm { axes, eps }),
-        (any::<bool>(), real()).prop_map(|(causal, scale)| Named::Attention { causal, scale }),
-    ]
+/// Wild fields of every kind, in the order in which they are asked for.
+#[derive(Clone, Debug)]
+struct Wild {
+    shape: Shape,
+    scalar: Scalar,
+    dtype: DType,
+    axis: u8,
+    axes: AxisSet,
+    order: Dims<u8>,
+    flag: bool,
+    real: Real,
+    count: u32,
+    bounds: Vec<usize>,
+    words: Vec<u64>,
+    triples: Vec<[u32; 3]>,
 }
 
-fn conv() -> impl Strategy<Value = Op> {
-    let kind = select(vec![ConvKind::Forward, ConvKind::Input, ConvKind::Weight]);
-    let groups = prop_oneof![4 => Just(1), 2 => 0u32..4, 1 => any::<u32>()];
-    (kind, triple(), triple(), triple(), triple(), triple(), groups).prop_map(
-        |(kind, stride, low, high, dilation, extent, groups)| Op::Conv {
-            kind,
-            conv: Conv { stride, low, high, dilation, extent, groups },
+fn wild() -> impl Strategy<Value = Wild> {
+    let count = prop_oneof![4 => Just(1), 2 => 0u32..4, 1 => any::<u32>()];
+    let few = (shape(), scalar(), dtype(), axis(), axes(), order(), any::<bool>(), real(), count);
+    (few, vec(extent(), 3), vec(any::<u64>(), 2), vec(triple(), 6)).prop_map(
+        |((shape, scalar, dtype, axis, axes, order, flag, real, count), bounds, words, triples)| Wild {
+            shape,
+            scalar,
+            dtype,
+            axis,
+            axes,
+            order,
+            flag,
+            real,
+            count,
+            bounds,
+            words,
+            triples,
         },
     )
 }
 
-fn pool() -> impl Strategy<Value = Op> {
-    let kind = select(vec![PoolKind::Max, PoolKind::Sum, PoolKind::SumInput]);
-    (kind, triple(), triple(), triple(), triple(), triple(), triple()).prop_map(
-        |(kind, kernel, stride, low, high, dilation, extent)| Op::Pool {
-            kind,
-            pool: Pool { kernel, stride, low, high, dilation, extent },
-        },
-    )
+impl Source for Wild {
+    fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
+        let missing = FormError::BadField { key };
+        Ok(match like {
+            Field::Shape(_) => Field::Shape(self.shape),
+            Field::Scalar(_) => Field::Scalar(self.scalar),
+            Field::DType(_) => Field::DType(self.dtype),
+            Field::Axis(_) => Field::Axis(self.axis),
+            Field::Axes(_) => Field::Axes(self.axes),
+            Field::Order(_) => Field::Order(self.order),
+            Field::Flag(_) => Field::Flag(self.flag),
+            Field::Bound(_) => Field::Bound(self.bounds.pop().ok_or(missing)?),
+            Field::Word(_) => Field::Word(self.words.pop().ok_or(missing)?),
+            Field::Real(_) => Field::Real(self.real),
+            Field::Triple(_) => Field::Triple(self.triples.pop().ok_or(missing)?),
+            Field::Count(_) => Field::Count(self.count),
+            Field::Name(_) | Field::Bytes(_) => return Err(missing),
+        })
+    }
 }
 
 /// Any operation at all.
 pub fn op() -> impl Strategy<Value = Op> {
-    use ReduceKind::*;
-    let random = select(vec![RandomKind::Bits, RandomKind::Uniform, RandomKind::Normal]);
-    let reduce = select(vec![Sum, Mean, Prod, Max, Min, Any, All, ArgMax, ArgMin]);
-    let scan = select(vec![ScanKind::Sum, ScanKind::Prod, ScanKind::Linear]);
-    let gather = select(vec![GatherKind::Each, GatherKind::Take]);
-    let scatter = select(vec![ScatterKind::Each, ScatterKind::EachAdd, ScatterKind::TakeAdd]);
-    let elementwise = prop_oneof![
-        select(Unary::ALL).prop_map(Op::Unary),
-        select(Binary::ALL).prop_map(Op::Binary),
-        Just(Op::Select),
-        Just(Op::Commit),
-        any::<bool>().prop_map(|finite| Op::Guard { finite }),
-        dtype().prop_map(Op::Cast),
-    ];
-    let sources = prop_oneof![
-        (shape(), scalar()).prop_map(|(shape, value)| Op::Full { shape, value }),
-        (shape(), dtype(), axis()).prop_map(|(shape, dtype, axis)| Op::Iota { shape, dtype, axis }),
-        (random, shape(), dtype(), any::<u64>(), any::<u64>())
-            .prop_map(|(kind, shape, dtype, key, offset)| Op::Random { kind, shape, dtype, key, offset }),
-    ];
-    let lines = prop_oneof![
-        2 => (reduce, axes(), any::<bool>()).prop_map(|(kind, axes, keep)| Op::Reduce { kind, axes, keep }),
-        1 => (scan, axis(), any::<bool>()).prop_map(|(kind, axis, reverse)| Op::Scan { kind, axis, reverse }),
-        1 => any::<bool>().prop_map(|transpose| Op::Dot { transpose }),
-        1 => (gather, axis()).prop_map(|(kind, axis)| Op::Gather { kind, axis }),
-        1 => (scatter, axis()).prop_map(|(kind, axis)| Op::Scatter { kind, axis }),
-        1 => (axis(), any::<bool>(), extent()).prop_map(|(axis, descending, take)| Op::Sort { axis, descending, take }),
-    ];
+    let elementwise = |name: &str| Unary::from_name(name).is_some() || Binary::from_name(name).is_some();
+    let names: Vec<&str> = Op::names().into_iter().filter(|n| !elementwise(n) && *n != "custom").collect();
+    let structured = (select(names), wild())
+        .prop_map(|(name, mut wild)| Op::build(name, &mut wild).expect("there are fields of every kind"));
     let custom = (".{0,6}", vec(any::<u8>(), 0..6))
         .prop_map(|(name, attrs)| Op::Custom(Arc::new(CustomCall { name, attrs })));
     prop_oneof![
-        2 => elementwise,
-        1 => sources,
-        3 => moved().prop_map(Op::Move),
-        3 => lines,
-        2 => conv(),
-        2 => pool(),
-        1 => named().prop_map(Op::Named),
+        1 => select(Unary::ALL).prop_map(Op::Unary),
+        1 => select(Binary::ALL).prop_map(Op::Binary),
+        12 => structured,
         1 => custom,
     ]
 }
