@@ -2,5 +2,6 @@
 //! tables against the plain interpreter (`suite`), on any device.
 #![forbid(unsafe_code)]
 
+pub mod cases;
 pub mod golden;
 pub mod suite;

@@ -138,9 +138,7 @@ impl Infer<'_> {
             return self.arity();
         }
         match self.op {
-            Op::Full { shape, value } => {
-                one(Meta { dtype: value.dtype(), shape: *shape })
-            }
+            Op::Full { shape, value } => one(Meta { dtype: value.dtype(), shape: *shape }),
             Op::Iota { shape, dtype, axis } => {
                 if dtype.is_quantised() || *dtype == DType::Bool {
                     return self.dtype(*dtype);

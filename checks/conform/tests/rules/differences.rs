@@ -1,6 +1,6 @@
 //! First and second derivatives against central differences, in f64.
 
-use crate::cases::{LINES, case, elementwise};
+use crate::cases::{case, elementwise};
 use crate::eager::Eager;
 use kiln_grad::*;
 use kiln_ir::*;
@@ -80,7 +80,8 @@ impl Check {
     fn check(&self, xs: &Data, twice: bool, line: &str) {
         let (_, grads) = self.run(xs, twice);
         const H: f64 = 1e-5;
-        for i in (0..xs.len()).filter(|&i| self.metas[i].dtype.is_float()) {
+        let differentiated = |i: usize| !matches!(flow(&self.op, i), Flow::None(_));
+        for i in (0..xs.len()).filter(|&i| self.metas[i].dtype.is_float() && differentiated(i)) {
             for k in 0..xs[i].len() {
                 let moved = |h: f64| {
                     let mut xs = xs.clone();
@@ -100,11 +101,25 @@ impl Check {
     }
 }
 
+/// Elements that operands have together: each is moved back and forth, twice.
+const MOST: usize = 48;
+
+/// Whether several writes of a scatter that keeps one of them are sure to meet: there its rule is not the derivative.
+fn collides(op: &Op, metas: &[Meta]) -> bool {
+    match op {
+        Op::Scatter { kind: ScatterKind::Each, axis } => {
+            metas[1].shape[*axis as usize] > metas[0].shape[*axis as usize]
+        }
+        _ => false,
+    }
+}
+
 fn check(line: &str, low: f64, high: f64) {
     let (op, metas) = case(line, DType::F64);
     let op = if matches!(op, Op::Cast(_)) { Op::Cast(DType::F64) } else { op };
     let out = infer(&op, &metas).unwrap()[0];
-    if !out.dtype.is_float() {
+    let few = metas.iter().map(|meta| meta.shape.numel()).sum::<usize>() <= MOST;
+    if !out.dtype.is_float() || !few || collides(&op, &metas) {
         return;
     }
     let xs: Data = (0..metas.len())
@@ -123,7 +138,7 @@ fn check(line: &str, low: f64, high: f64) {
 
 #[test]
 fn agree_with_the_rules_of_structured_operations() {
-    for line in LINES {
+    for line in kiln_conform::cases::all() {
         check(line, 0.3, 1.7);
         check(line, -1.0, 1.0);
     }

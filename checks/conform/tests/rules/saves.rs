@@ -1,6 +1,6 @@
 //! What a recorder must keep for backward.
 
-use crate::cases::{LINES, case, elementwise};
+use crate::cases::{all, case};
 use kiln_grad::*;
 use kiln_ir::*;
 use std::sync::Arc;
@@ -66,7 +66,7 @@ fn are_only_what_the_rule_uses() {
 
 #[test]
 fn are_nothing_where_there_is_no_gradient() {
-    for line in elementwise().iter().map(String::as_str).chain(LINES.iter().copied()) {
+    for line in &all() {
         let (op, ins) = case(line, DType::F32);
         for i in (0..ins.len()).filter(|&i| flow(&op, i) != Flow::Some) {
             assert_eq!(kept(line, i), "", "{line}");

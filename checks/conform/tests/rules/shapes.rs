@@ -1,6 +1,6 @@
 //! Dtype and shape of every rule's result are the operand's.
 
-use crate::cases::{LINES, case, elementwise};
+use crate::cases::{all, case};
 use kiln_grad::*;
 use kiln_ir::*;
 
@@ -16,8 +16,7 @@ pub fn answer(op: &Op, ins: &[Meta], i: usize) -> Option<Meta> {
 
 #[test]
 fn of_every_rule_are_the_operands() {
-    let lines = elementwise();
-    for line in lines.iter().map(String::as_str).chain(LINES.iter().copied()) {
+    for line in &all() {
         for float in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let (op, ins) = case(line, float);
             for (i, want) in ins.iter().enumerate() {
@@ -66,7 +65,7 @@ fn unused_results_give_nothing() {
 
 #[test]
 fn every_operand_without_gradient_has_a_reason() {
-    for line in elementwise().iter().map(String::as_str).chain(LINES.iter().copied()) {
+    for line in &all() {
         let (op, ins) = case(line, DType::F32);
         for i in 0..ins.len() {
             if let Flow::None(reason) = flow(&op, i) {
