@@ -37,9 +37,11 @@ pub(super) struct Loop {
     pass: Pass,
     /// The dtype of each value.
     dtypes: Vec<DType>,
-    /// The scratch tile of each value; inputs have one only if they are a single element.
+    /// The scratch tile of each value; inputs have one only if they are a single element, or stored.
     slots: Vec<u32>,
     tiles: u32,
+    /// The inputs that are stored as they are. An earlier store may take their place, so they are copied before.
+    copied: Vec<u32>,
     /// The output that each step can be written to directly.
     stored: Vec<Option<u32>>,
 }
@@ -74,6 +76,15 @@ impl Loop {
                 *slot = take(&mut free);
             }
         }
+        let mut copied: Vec<u32> = Vec::new();
+        for output in &pass.outputs {
+            let Output::Store { value, .. } = *output else { continue };
+            let is_vector = pass.inputs.get(value as usize).is_some_and(|input| !input.splat);
+            if is_vector && !copied.contains(&value) {
+                slots[value as usize] = take(&mut free);
+                copied.push(value);
+            }
+        }
         let mut busy: Vec<(usize, u32)> = Vec::new();
         for at in 0..steps {
             // A tile is free again only after the step that reads it last: results never share one with operands.
@@ -86,7 +97,7 @@ impl Loop {
             slots[inputs + at] = take(&mut free);
             busy.push((last[inputs + at], slots[inputs + at]));
         }
-        Loop { code: compile(&pass), pass, dtypes, slots, tiles, stored }
+        Loop { code: compile(&pass), pass, dtypes, slots, tiles, copied, stored }
     }
 
     /// Bytes of scratch that [`Loop::run`] needs.
@@ -152,13 +163,20 @@ impl Loop {
                 // SAFETY: promised by the caller; a tile is a whole number of chunks.
                 unsafe { reduction::lanes(kind, dtype, place(value as usize), count, target) };
             }
+            let replaced = |value: usize| value < inputs && to.contains(&from[value]);
+            for &value in self.copied.iter().filter(|&&value| replaced(value as usize)) {
+                let (value, size) = (value as usize, self.dtypes[value as usize].size());
+                // SAFETY: both hold `count` elements, and scratch is no operand.
+                unsafe { std::ptr::copy_nonoverlapping(place(value), slot(value), count * size) };
+            }
             for (k, output) in self.pass.outputs.iter().enumerate() {
                 let Output::Store { value, .. } = *output else { continue };
                 let (value, size) = (value as usize, self.dtypes[value as usize].size());
+                let source = if replaced(value) { slot(value) } else { place(value) };
                 let target = to[k].wrapping_add(at * size);
-                if place(value) != target {
+                if source != target {
                     // SAFETY: both hold `count` elements and are two places.
-                    unsafe { std::ptr::copy_nonoverlapping(place(value), target, count * size) };
+                    unsafe { std::ptr::copy_nonoverlapping(source, target, count * size) };
                 }
             }
         }
