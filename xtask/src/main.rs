@@ -2,6 +2,7 @@
 //!
 //! A check is a list of steps; each prints its command and its time, and the first that fails ends the run. Quick
 //! steps come first. Lints, tests and examples share the dev profile, so what one has built the next one finds.
+#![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus, Stdio};
@@ -9,14 +10,16 @@ use std::time::Instant;
 use std::{env, fs, io};
 
 mod guide;
+mod invariants;
 mod readme;
 mod size;
 
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  check          format, dependencies, lints, tests, MPI where there is one (always with CI set), examples, a device outside, documentation, packages, CONTRIBUTING's guide, README
-  check --fast   format, dependencies, lints, tests
+  check          format, dependencies, invariants, lints, tests, MPI where there is one (always with CI set), examples, a device outside, documentation, packages, CONTRIBUTING's guide, README
+  check --fast   format, dependencies, invariants, lints, tests
+  invariants     what documents and module heads say of the whole tree
   guide          follow CONTRIBUTING's page on adding an operation, in a copy of the tree
   bench          the benchmarks of kiln-tensor
   size [DIR]     counts of the tree's shape: lines, long files and functions, names of several types
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
     let outcome = match args[..] {
         ["check"] => check_fast().and_then(|()| check_rest()),
         ["check", "--fast"] => check_fast(),
+        ["invariants"] => invariants(),
         ["guide"] => guide::follow(),
         ["bench"] => step("bench", cargo("bench -p kiln-tensor")),
         ["size"] => size::print(&root()).map_err(|e| e.to_string()),
@@ -64,10 +68,21 @@ fn main() -> ExitCode {
 
 fn check_fast() -> Result<(), String> {
     step("format", cargo("fmt --all -- --check"))?;
-    core_dependencies()?;
+    invariants()?;
+    core()?;
     step("lint", cargo("clippy --workspace --all-targets -- -D warnings"))?;
     step("test", cargo("test --workspace --no-fail-fast"))?;
     mpi()
+}
+
+/// That the tensor core compiles without what it must not depend on.
+fn core() -> Result<(), String> {
+    core_dependencies()?;
+    step("core", cargo("check -p kiln --no-default-features"))
+}
+
+fn invariants() -> Result<(), String> {
+    timed("invariants", "what documents and module heads say of the tree", || invariants::check(&root()))
 }
 
 /// The engine between MPI ranks, where this machine has an MPI.

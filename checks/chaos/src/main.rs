@@ -1,5 +1,6 @@
 //! `kiln-chaos`: long runs that break remote devices and ranks of jobs on purpose. `cargo xtask chaos` and `cargo xtask fuzz` start it.
 //! Every run prints its seed and the command that does the same again.
+#![forbid(unsafe_code)]
 
 mod ranks;
 mod scenarios;

@@ -2,8 +2,9 @@
 //!
 //! A submitted batch is a [`Window`]. The [`Engine`] compares it with those it knows; on a miss it searches the window's
 //! graph for sets of nodes that a [`Fuser`] takes (`search.rs`), orders the groups and keeps the [`Plan`]. Replaying a
-//! plan hands each group's original nodes to its [`Optimization`], with the device's own handles. The engine names no
-//! operation and knows no device: any that lists fusers and supplies [`Handles`] gets fusion.
+//! plan hands each group's original nodes to its [`Optimization`], with the device's own handles. The engine knows
+//! no device: any that lists fusers and supplies [`Handles`] gets fusion. Of operations it knows which rearrange
+//! (`moved.rs`) and which are elementwise (`again.rs`).
 #![forbid(unsafe_code)]
 
 mod fuser;

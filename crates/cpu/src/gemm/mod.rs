@@ -7,7 +7,8 @@
 //! `kernel`, over the registers of `x86` where there are any. Called by the CPU device, one call a matrix; splits large
 //! products over `pool`. Products commute bit for bit (except for which NaN comes out of two), so operands are exchanged
 //! where that suits the layout of C. `gemm_then` calls back for each block of C when it is done, for an epilogue while it
-//! is in cache. Deliberately absent: alpha, beta, batches.
+//! is in cache. Deliberately absent: alpha, beta, and loops
+//! over batches, of which one product knows only how it shares the pool ([`Share`]).
 
 mod isa;
 
