@@ -5,7 +5,7 @@
 //! It knows nothing of the device: it takes nodes by their operations and reads and writes values as host data.
 
 use kiln::device::{Bytes, Cpu, Data};
-use kiln::fuse::{Failure, Fuser, Handles, Observer, Optimization, Planned, Status, Window};
+use kiln::fuse::{Failure, Fuser, Handles, NewPlan, Observer, Optimization, Status, Window};
 use kiln::ir::{Binary, Id, Node, Op, Unary};
 use kiln::prelude::*;
 use std::sync::{Arc, Mutex};
@@ -102,7 +102,7 @@ impl<V> Optimization<V> for Pass {
 struct Plans(Arc<Mutex<String>>);
 
 impl Observer for Plans {
-    fn planned(&mut self, plan: &Planned<'_>) {
+    fn planned(&mut self, plan: &NewPlan<'_>) {
         self.0.lock().unwrap().push_str(plan.text);
     }
 }

@@ -71,7 +71,7 @@ impl Process {
         signal(self.child.id(), name);
     }
 
-    /// Waits for its end; whether it ended well. Nothing if it did not end in time.
+    /// Waits for its end; whether it ended well. `None` if it did not end in time.
     pub fn ended(&mut self, limit: Duration) -> Option<bool> {
         let start = std::time::Instant::now();
         while start.elapsed() < limit {

@@ -261,7 +261,7 @@ fn direction(shared: &Arc<Shared>, connection: &Arc<Connection>, way: Way) {
 
 /// Where in its frames a direction is.
 #[derive(Default)]
-struct Place {
+struct Position {
     held: Vec<u8>,
     /// Bytes left of the frame that is being forwarded, and its kind.
     left: usize,
@@ -272,7 +272,7 @@ struct Place {
 }
 
 fn forward(shared: &Shared, connection: &Connection, way: Way, from: Receiver<(Instant, Vec<u8>)>) {
-    let mut place = Place::default();
+    let mut place = Position::default();
     for (due, bytes) in from {
         std::thread::sleep(due.saturating_duration_since(Instant::now()));
         place.held.extend_from_slice(&bytes);
@@ -294,8 +294,8 @@ fn forward(shared: &Shared, connection: &Connection, way: Way, from: Receiver<(I
     let _ = write(shared, connection, way, &place.held);
 }
 
-/// Forwards up to the next place where something may happen. Nothing if the connection ends.
-fn stretch(shared: &Shared, connection: &Connection, way: Way, place: &mut Place) -> Option<usize> {
+/// Forwards up to the next place where something may happen. `None` if the connection ends.
+fn stretch(shared: &Shared, connection: &Connection, way: Way, place: &mut Position) -> Option<usize> {
     if place.held.is_empty() {
         return Some(0);
     }

@@ -84,7 +84,7 @@ impl Raw {
         self.send(&Message::Define { template, structure: &split.structure, bindings: &bindings.bytes })
     }
 
-    /// Why the server ended the session; nothing if it did not within 5 silent seconds.
+    /// Why the server ended the session; `None` if it did not within 5 silent seconds.
     pub fn ended(&mut self) -> Option<String> {
         loop {
             let (_, kind, payload) = self.frame()?;
@@ -94,7 +94,7 @@ impl Raw {
         }
     }
 
-    /// The next frame: number, kind, payload. Nothing at the end of the connection, or after 5 silent seconds.
+    /// The next frame: number, kind, payload. `None` at the end of the connection, or after 5 silent seconds.
     pub fn frame(&mut self) -> Option<(u64, u8, Vec<u8>)> {
         loop {
             if let Some(frame) = self.decoder.next().ok()? {

@@ -1,6 +1,6 @@
 //! Golden cases: operators with inputs, outputs and gradients computed elsewhere, run on a device and compared.
 //!
-//! A folder holds `cases.jsonl`, one case a line, and `cases.safetensors`, the tensors by name. Each case goes through
+//! A folder holds `cases.jsonl`, one case per line, and `cases.safetensors`, the tensors by name. Each case goes through
 //! the table of operators (`ops`), its outputs and gradients are read back and compared (`compare`), and an [`Outcome`]
 //! is handed to the caller at once. A bad file is a [`GoldenError`]; whatever goes wrong inside a case, a panic
 //! included, is that case's failure.
@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 pub struct Outcome {
     /// The case's name.
     pub id: String,
-    /// What differed, where and by how much; nothing if the case passed.
+    /// What differed, where and by how much; `None` if the case passed.
     pub failure: Option<String>,
 }
 
@@ -73,8 +73,8 @@ struct Case {
     op: String,
     #[serde(default)]
     attrs: Attrs,
-    inputs: Vec<Stored>,
-    outputs: Vec<Stored>,
+    inputs: Vec<TensorRef>,
+    outputs: Vec<TensorRef>,
     #[serde(default)]
     grads: Vec<Grad>,
     rel: f64,
@@ -82,7 +82,7 @@ struct Case {
 }
 
 #[derive(Deserialize)]
-struct Stored {
+struct TensorRef {
     tensor: String,
     dtype: DType,
     #[serde(default)]

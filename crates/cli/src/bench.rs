@@ -1,7 +1,7 @@
 //! `kiln bench`: a fixed list of workloads, timed. docs/BENCHMARKS.md says how, and holds the results.
 //!
 //! A theme file holds a table of names and builders. A builder makes a benchmark's inputs and gives the call to time
-//! ([`Work`]); `measure.rs` times it, `bandwidth.rs` says what the machine's memory allows at the same size. Nothing
+//! ([`Workload`]); `measure.rs` times it, `bandwidth.rs` says what the machine's memory allows at the same size. Nothing
 //! here knows how an operation is executed.
 
 mod bandwidth;
@@ -80,7 +80,7 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
 
 /// A name, the machines it is for, and its builder.
 type Row = (&'static str, On, Build);
-type Build = fn(&Setup) -> Work;
+type Build = fn(&Setup) -> Workload;
 
 /// The machines that a benchmark is for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -148,30 +148,30 @@ impl Setup {
 }
 
 /// A benchmark that is ready to run.
-struct Work {
+struct Workload {
     /// Bytes of the inputs, where the time is that of moving bytes.
     inputs: Option<usize>,
     /// Records one call and gives its results, which stay alive until the device is idle.
     call: Box<dyn FnMut() -> Vec<Tensor>>,
 }
 
-impl Work {
-    fn new(call: impl FnMut() -> Vec<Tensor> + 'static) -> Work {
-        Work { inputs: None, call: Box::new(call) }
+impl Workload {
+    fn new(call: impl FnMut() -> Vec<Tensor> + 'static) -> Workload {
+        Workload { inputs: None, call: Box::new(call) }
     }
 
     /// Work that is bound by reading these inputs and writing its results, each once.
     fn moving<const N: usize>(
         inputs: [Tensor; N],
         call: impl Fn(&[Tensor; N]) -> Vec<Tensor> + 'static,
-    ) -> Work {
+    ) -> Workload {
         let bytes = inputs.iter().map(|t| t.meta().bytes()).sum();
-        Work { inputs: Some(bytes), call: Box::new(move || call(&inputs)) }
+        Workload { inputs: Some(bytes), call: Box::new(move || call(&inputs)) }
     }
 
     /// The work of something that moves far fewer bytes than it computes.
-    fn computing(self) -> Work {
-        Work { inputs: None, ..self }
+    fn computing(self) -> Workload {
+        Workload { inputs: None, ..self }
     }
 }
 
@@ -181,7 +181,7 @@ fn forward_backward<const N: usize>(
     setup: &Setup,
     leaves: [Tensor; N],
     f: impl Fn(&[Tensor; N]) -> Tensor + 'static,
-) -> Work {
+) -> Workload {
     let leaves = leaves.map(Tensor::requires_grad);
     let gradient = setup.randn_as(leaves[0].shape(), leaves[0].dtype());
     let bytes = leaves.iter().chain([&gradient]).map(|t| t.meta().bytes()).sum();
@@ -191,7 +191,7 @@ fn forward_backward<const N: usize>(
         let of = leaves.iter().filter_map(|leaf| gradients.get(leaf).cloned());
         [y.detach()].into_iter().chain(of).collect()
     };
-    Work { inputs: Some(bytes), call: Box::new(call) }
+    Workload { inputs: Some(bytes), call: Box::new(call) }
 }
 
 /// Builds and measures one benchmark. Whatever goes wrong is told in its place and leaves the others alone.
@@ -343,12 +343,12 @@ mod tests {
         let setup = Setup { device: Device::cpu(), machine: Machine::Host, scale: 1 };
         let misused: Build = |s| {
             let (x, y) = (s.randn([2]), s.randn([3]));
-            Work::new(move || vec![&x + &y])
+            Workload::new(move || vec![&x + &y])
         };
         assert!(time(misused, &setup, 0.0).is_err_and(|e| e.contains("[2]")));
         let poisoned: Build = |s| {
             let (x, index) = (s.randn([2]), Tensor::from_slice(&[7i64], [1], &s.device));
-            Work::new(move || vec![x.index_select(0, &index)])
+            Workload::new(move || vec![x.index_select(0, &index)])
         };
         assert!(time(poisoned, &setup, 0.0).is_err());
     }

@@ -199,7 +199,7 @@ fn start(args: &Args, rank: usize, attempt: u32, job: &str) -> std::io::Result<R
     Ok(Rank { child, output, ended: None })
 }
 
-/// A rank's even share of the cores that this process may use; nothing if there are more ranks than cores. A rank's
+/// A rank's even share of the cores that this process may use; `None` if there are more ranks than cores. A rank's
 /// threads wait for each other in turns, and the system puts threads that wake each other on one core: without shares
 /// two ranks are seen to compute on the same core while another is idle.
 fn share(rank: usize, ranks: usize) -> Option<libc::cpu_set_t> {

@@ -33,7 +33,7 @@ pub struct Args {
     /// Private key for TLS, in PEM.
     #[arg(long, requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// The most bytes a session may hold, such as 8G; else half of what the server may.
+    /// The most bytes per session, such as 8G; else half of what the server may.
     #[arg(long, value_parser = bytes)]
     quota: Option<usize>,
     /// The most bytes that all sessions may hold together; else most of what the machine, its cgroup and its limits
@@ -167,7 +167,7 @@ async fn serve(args: Args, output: &Log) -> Result<ExitCode, Box<dyn Error>> {
     .with_rules(rules);
     let json = args.json;
     let lines = output.lines.clone();
-    let server = Server::new(registry, move |event| drop(lines.try_send(Line::Told(log(event, json)))));
+    let server = Server::new(registry, move |event| drop(lines.try_send(LogLine::Told(log(event, json)))));
     let bound = Listen { tcp, unix: unix.clone(), tls }.bind().await?;
     let option = token_file.map(|path| format!("?token-file={}", path.display())).unwrap_or_default();
     // A client does not send its token in clear to another machine unless it is told to.
@@ -199,10 +199,10 @@ const LAST_LINES: Duration = Duration::from_millis(500);
 /// The log, written by a thread of its own: a full disk, a pipe that nobody reads or that is closed costs its lines and
 /// nothing else.
 struct Log {
-    lines: SyncSender<Line>,
+    lines: SyncSender<LogLine>,
 }
 
-enum Line {
+enum LogLine {
     /// For standard output if it is JSON, else for standard error.
     Told(String),
     /// For standard output.
@@ -213,13 +213,13 @@ enum Line {
 
 impl Log {
     fn start(json: bool) -> Log {
-        let (lines, taken) = sync_channel::<Line>(MOST_LINES);
+        let (lines, taken) = sync_channel::<LogLine>(MOST_LINES);
         let write = move || {
             for line in taken {
                 let _ = match line {
-                    Line::Told(text) if !json => writeln!(std::io::stderr(), "{text}"),
-                    Line::Told(text) | Line::Said(text) => writeln!(std::io::stdout(), "{text}"),
-                    Line::Mark(here) => {
+                    LogLine::Told(text) if !json => writeln!(std::io::stderr(), "{text}"),
+                    LogLine::Told(text) | LogLine::Said(text) => writeln!(std::io::stdout(), "{text}"),
+                    LogLine::Mark(here) => {
                         let _ = here.try_send(());
                         Ok(())
                     }
@@ -232,13 +232,13 @@ impl Log {
     }
 
     fn say(&self, text: String) {
-        let _ = self.lines.try_send(Line::Said(text));
+        let _ = self.lines.try_send(LogLine::Said(text));
     }
 
     /// Waits a moment for what was said.
     fn end(&self) {
         let (here, marked) = sync_channel(1);
-        if self.lines.try_send(Line::Mark(here)).is_ok() {
+        if self.lines.try_send(LogLine::Mark(here)).is_ok() {
             let _ = marked.recv_timeout(LAST_LINES);
         }
     }

@@ -66,7 +66,7 @@ fn program(group: &Group, device: &Device, middle: impl Fn(usize)) -> Vec<Vec<f3
     read
 }
 
-/// The program on one device a rank.
+/// The program on one device per rank.
 fn ranks(devices: &[Device; 2], middle: impl Fn(usize, usize) + Sync) -> Vec<Vec<Vec<f32>>> {
     let groups = Group::local(2, Config::default()).unwrap();
     std::thread::scope(|scope| {

@@ -32,7 +32,7 @@ impl<'a> Eager<'a> {
         Eager { kernels, place, given, state: RefCell::new(State { metas, views, failed: None }) }
     }
 
-    /// The results; nothing if the operation stands for no others.
+    /// The results; `None` if the operation stands for no others.
     pub fn lower(self, op: &Op) -> Result<Option<SmallVec<[View; 2]>>, Error> {
         let keys = |op: &Op| -> Option<SmallVec<[u32; 2]>> {
             let given: SmallVec<[V<'_>; 4]> = (0..self.given).map(|i| V::new(&self, i as u32)).collect();

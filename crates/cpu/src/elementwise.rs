@@ -3,7 +3,7 @@
 use crate::convert::{Kind, Plain, convert, truth};
 use crate::cpu::Context;
 use crate::slices;
-use crate::tile::{Out, Source, TILE, tiles};
+use crate::tile::{Out, TILE, TileSource, tiles};
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_device::Error;
@@ -155,7 +155,7 @@ pub(crate) fn copy(cx: &Context<'_>, x: &View) -> Result<View, Error> {
 pub(crate) fn write(x: &View, to: &View) {
     debug_assert_eq!(x.meta(), to.meta());
     with_type!(x.dtype, plain T => {
-        let x = Source::<T>::new(x);
+        let x = TileSource::<T>::new(x);
         let (walk, base) = (to.walk(), Target(to.ptr::<T>()));
         tiles(to.numel(), &|from, len| {
             let mut scratch = [T::default(); TILE];
@@ -201,8 +201,8 @@ fn target(cx: &Context<'_>, ins: &[Arg<View>], out: Meta) -> Result<(View, Optio
     Ok((cx.fresh(out)?, None))
 }
 
-fn source<T: Copy + Default>(x: &View, overwritten: bool) -> Source<'_, T> {
-    if overwritten { Source::copied(x) } else { Source::new(x) }
+fn source<T: Copy + Default>(x: &View, overwritten: bool) -> TileSource<'_, T> {
+    if overwritten { TileSource::copied(x) } else { TileSource::new(x) }
 }
 
 fn map<S: Copy + Default + Sync, D: Send>(
@@ -246,7 +246,7 @@ fn zip<S: Copy + Default + Sync, D: Send>(
 fn check_divisors(op: Binary, a: &View, b: &View) -> Result<(), Error> {
     let found: Mutex<Option<(usize, DivideError)>> = Mutex::new(None);
     with_type!(a.dtype, number T => {
-        let (a_tiles, b_tiles) = (Source::<T>::new(a), Source::<T>::new(b));
+        let (a_tiles, b_tiles) = (TileSource::<T>::new(a), TileSource::<T>::new(b));
         tiles(a.numel(), &|from, len| {
             let (mut sa, mut sb) = ([T::default(); TILE], [T::default(); TILE]);
             let checked = slices::check_divisors(op, a_tiles.tile(from, &mut sa[..len]), b_tiles.tile(from, &mut sb[..len]));

@@ -1,7 +1,7 @@
 //! Whether all elements of a value are finite: what the guard of a step asks of gradients.
 
 use crate::elementwise::with_type;
-use crate::tile::{Source, TILE, tiles};
+use crate::tile::{TILE, TileSource, tiles};
 use crate::view::View;
 use half::{bf16, f16};
 use kiln_ir::DType;
@@ -14,7 +14,7 @@ pub(crate) fn all_finite(x: &View) -> bool {
     }
     let fine = AtomicBool::new(true);
     with_type!(x.dtype, float T => {
-        let source = Source::<T>::new(x);
+        let source = TileSource::<T>::new(x);
         tiles(x.numel(), &|from, len| {
             if fine.load(Ordering::Relaxed) {
                 let mut scratch = [T::default(); TILE];

@@ -16,7 +16,7 @@ use kiln_ir::{DType, Meta, ScatterKind};
 /// Bytes that a thread moves at a time.
 const SHARE: usize = 1 << 16;
 
-/// Whole slices of the first axis; nothing if an index is out of range.
+/// Whole slices of the first axis; `None` if an index is out of range.
 pub(crate) fn take(cx: &Context<'_>, x: &View, index: &View, out: Meta) -> Result<Option<View>, Error> {
     let Some(indices) = checked(cx, index, x.shape[0])? else { return Ok(None) };
     let x = cx.dense(x)?;
@@ -50,7 +50,7 @@ pub(crate) fn has_scatter(kind: ScatterKind, axis: u8, ins: &[Arg<View>]) -> boo
     }
 }
 
-/// Adds `source` to a copy of `x` at the indices, in their order; nothing if one is out of range.
+/// Adds `source` to a copy of `x` at the indices, in their order; `None` if one is out of range.
 pub(crate) fn scatter(
     cx: &Context<'_>,
     kind: ScatterKind,
@@ -112,7 +112,7 @@ unsafe fn add<T: Number>(to: *mut T, from: *const T) {
     unsafe { *to = T::narrow((*to).widen().add((*from).widen())) };
 }
 
-/// The indices in row-major order; nothing if one is out of range.
+/// The indices in row-major order; `None` if one is out of range.
 fn checked(cx: &Context<'_>, index: &View, length: usize) -> Result<Option<Vec<usize>>, Error> {
     let index = cx.dense(index)?;
     let n = index.numel();

@@ -20,9 +20,9 @@ pub struct Interpreter {
 
 /// A value that is counted while it lives.
 #[derive(Clone)]
-pub struct Counted(Arc<Held>);
+pub struct Counted(Arc<Storage>);
 
-struct Held {
+struct Storage {
     value: Value,
     _reserved: Reserved,
 }
@@ -36,7 +36,7 @@ impl Default for Interpreter {
 impl Interpreter {
     fn held(&self, value: Value) -> Result<Counted, Error> {
         let _reserved = self.arena.reserve(value.meta().bytes())?;
-        Ok(Counted(Arc::new(Held { value, _reserved })))
+        Ok(Counted(Arc::new(Storage { value, _reserved })))
     }
 }
 

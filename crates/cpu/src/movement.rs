@@ -21,7 +21,7 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
         }),
         Move::Expand(shape) => Ok(x.expanded(shape)),
         Move::Slice { axis, start, step, .. } => {
-            Ok(cut(x, *axis as usize, *start, *step, out.shape[*axis as usize]))
+            Ok(slice(x, *axis as usize, *start, *step, out.shape[*axis as usize]))
         }
         Move::Flip(axes) => {
             let mut view = x.clone();
@@ -38,7 +38,7 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
                 Arg::Owned(x) | Arg::Shared(x) => elementwise::copy(cx, x)?,
             };
             let axis = *axis as usize;
-            let part = cut(&whole, axis, *start, *step, ins[1].shape[axis]);
+            let part = slice(&whole, axis, *start, *step, ins[1].shape[axis]);
             elementwise::write(&ins[1], &part);
             Ok(whole)
         }
@@ -48,7 +48,7 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
             let mut at = 0;
             for x in ins.iter() {
                 let length = x.shape[axis];
-                elementwise::write(x, &cut(&whole, axis, at, 1, length));
+                elementwise::write(x, &slice(&whole, axis, at, 1, length));
                 at += length;
             }
             Ok(whole)
@@ -56,7 +56,7 @@ pub(crate) fn movement(cx: &Context<'_>, op: &Move, ins: &mut [Arg<View>], out: 
     }
 }
 
-fn cut(x: &View, axis: usize, start: usize, step: usize, length: usize) -> View {
+fn slice(x: &View, axis: usize, start: usize, step: usize, length: usize) -> View {
     let mut view = x.clone();
     view.shape[axis] = length;
     // A view of nothing starts where its buffer does, which may be empty too.

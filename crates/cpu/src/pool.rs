@@ -55,9 +55,9 @@ pub struct Pool {
     workers: Mutex<Vec<Arc<Worker>>>,
     /// The range of chunks not yet claimed. It shrinks only by compare-exchange while it is not empty, so that a worker
     /// that wakes late either claims a chunk of the job that is current then, or nothing: no job numbers are needed.
-    unclaimed: Line<AtomicU64>,
+    unclaimed: CacheLine<AtomicU64>,
     /// Chunks not yet finished and reported; the job lives until this is 0.
-    unfinished: Line<AtomicUsize>,
+    unfinished: CacheLine<AtomicUsize>,
     job: UnsafeCell<Option<Job>>,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     waiting: AtomicBool,
@@ -102,7 +102,7 @@ fn is_empty(range: u64) -> bool {
 
 /// Keeps the two hot counters off each other's (adjacent) cache lines.
 #[repr(align(128))]
-struct Line<T>(T);
+struct CacheLine<T>(T);
 
 struct Worker {
     thread: OnceLock<Thread>,
@@ -133,8 +133,8 @@ impl Pool {
     pub const fn new() -> Pool {
         Pool {
             workers: Mutex::new(Vec::new()),
-            unclaimed: Line(AtomicU64::new(0)),
-            unfinished: Line(AtomicUsize::new(0)),
+            unclaimed: CacheLine(AtomicU64::new(0)),
+            unfinished: CacheLine(AtomicUsize::new(0)),
             job: UnsafeCell::new(None),
             panic: Mutex::new(None),
             waiting: AtomicBool::new(false),

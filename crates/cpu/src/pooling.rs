@@ -17,7 +17,7 @@ use std::hint::select_unpredictable;
 /// Places that a thread reads at a time.
 const SHARE: usize = 1 << 14;
 
-/// Nothing where there are more places than are numbered here.
+/// `None` where there are more places than are numbered here.
 pub(crate) fn pool(
     cx: &Context<'_>,
     kind: PoolKind,

@@ -27,7 +27,7 @@ unsafe impl<T: Send> Sync for Out<T> {}
 impl<T> Out<T> {
     /// # Safety
     /// `view` must be row-major, hold elements of `T`'s size, and be the only view of its elements in use, except for
-    /// operands read through [`Source::copied`].
+    /// operands read through [`TileSource::copied`].
     pub unsafe fn new(view: &View) -> Out<T> {
         Out(view.ptr())
     }
@@ -41,7 +41,7 @@ impl<T> Out<T> {
 }
 
 /// An operand, element by element in the order of the result.
-pub struct Source<'a, T> {
+pub struct TileSource<'a, T> {
     base: *const T,
     walk: Walk,
     /// Its tiles can be lent out without a copy.
@@ -50,13 +50,13 @@ pub struct Source<'a, T> {
 }
 
 // SAFETY: a source only reads a buffer that nobody writes, except tile by tile after it was copied out.
-unsafe impl<T: Sync> Sync for Source<'_, T> {}
+unsafe impl<T: Sync> Sync for TileSource<'_, T> {}
 
-impl<'a, T: Copy + Default> Source<'a, T> {
+impl<'a, T: Copy + Default> TileSource<'a, T> {
     /// An operand that nobody writes.
-    pub fn new(view: &'a View) -> Source<'a, T> {
+    pub fn new(view: &'a View) -> TileSource<'a, T> {
         debug_assert_eq!(view.dtype.size(), size_of::<T>());
-        Source {
+        TileSource {
             base: view.ptr(),
             walk: view.walk(),
             direct: view.is_dense(),
@@ -65,8 +65,8 @@ impl<'a, T: Copy + Default> Source<'a, T> {
     }
 
     /// An operand whose place the result takes: each tile is copied out before it is overwritten.
-    pub fn copied(view: &'a View) -> Source<'a, T> {
-        Source { direct: false, ..Source::new(view) }
+    pub fn copied(view: &'a View) -> TileSource<'a, T> {
+        TileSource { direct: false, ..TileSource::new(view) }
     }
 
     /// The elements `from..from + scratch.len()`.

@@ -54,7 +54,7 @@ pub fn digits() -> &'static Digits {
     })
 }
 
-/// Reads the table: a sample a line, 64 pixels from 0 to 16 and a digit, separated by commas.
+/// Reads the table: a sample per line, 64 pixels from 0 to 16 and a digit, separated by commas.
 ///
 /// The split of [`Digits`] is applied to whatever number of lines there is; no line at all is no sample.
 pub fn parse(text: &str) -> Result<Digits, ParseError> {

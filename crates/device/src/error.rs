@@ -79,7 +79,7 @@ pub enum Error {
     Diverged { peer: String, value: Id },
     #[error("the server says: {message}")]
     Peer { message: String },
-    #[error("the recording is cut or damaged at byte {at}: {reason}")]
+    #[error("the recording is truncated or damaged at byte {at}: {reason}")]
     Recording { at: u64, reason: String },
 }
 

@@ -93,7 +93,7 @@ pub trait Driver: Send + Sync + 'static {
         Vec::new()
     }
 
-    /// Sets the most bytes it may hold; nothing for no limit.
+    /// Sets the most bytes it may hold; `None` for no limit.
     fn limit(&self, bytes: Option<usize>);
 
     /// Makes host buffers ready for upload, so that writing them later does not block on a copy.
@@ -102,7 +102,7 @@ pub trait Driver: Send + Sync + 'static {
     }
 
     /// Host memory of `len` bytes for the content of a value, which [`Driver::write`] then takes over without a copy.
-    /// Nothing where any memory will do.
+    /// `None` where any memory will do.
     fn upload_buffer(&self, _len: usize, _place: Place) -> Option<Box<dyn UploadBuffer>> {
         None
     }

@@ -85,7 +85,7 @@ impl Scope {
         ScopeGuard { outer, thread: PhantomData }
     }
 
-    /// Its name; nothing for the outermost.
+    /// Its name; `None` for the outermost.
     pub fn name(self) -> Option<Arc<str>> {
         let names = NAMES.lock().unwrap_or_else(|e| e.into_inner());
         (self.0 as usize).checked_sub(1).and_then(|i| names.get(i).cloned())

@@ -158,7 +158,7 @@ impl Profile {
         Ok(Profile { inner, there: true, notes: Arc::new(notes) })
     }
 
-    /// What each kind of operation cost, the dearest first; of a device that notes it itself, each kind of group too.
+    /// What each kind of operation cost, the most expensive first; of a device that notes it itself, each kind of group too.
     pub fn rows(&self) -> Vec<OpProfile> {
         self.settle();
         let state = self.notes.state();

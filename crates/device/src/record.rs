@@ -2,7 +2,7 @@
 //!
 //! The file is a head (magic, length of what is complete, checksum of that length) and frames (length, checksum,
 //! payload). The head is brought up to date after every frame, so that a file is whole however the program ends, and one
-//! that was cut, or whose bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
+//! that was truncated, or whose bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
 //! gives equal results or says which read differs.
 
 use crate::{Batch, Bytes, Data, DeviceInfo, Driver, Error, Pending, Place, Urgency, pending};
@@ -355,19 +355,24 @@ fn split(bytes: &[u8]) -> Result<Vec<(u64, &[u8])>, Error> {
     if bytes.get(..8) != Some(MAGIC) {
         return Err(damaged(0, "this is not a recording"));
     }
-    let (Some(end), Some(check)) = (word(8), sum(16)) else { return Err(damaged(8, "the head is cut")) };
+    let (Some(end), Some(check)) = (word(8), sum(16)) else {
+        return Err(damaged(8, "the head is truncated"));
+    };
     if crc32fast::hash(&end.to_le_bytes()) != check {
         return Err(damaged(8, "the head's checksum is wrong"));
     }
     if (bytes.len() as u64) < end {
-        return Err(damaged(bytes.len() as u64, &format!("the file is cut: {end} bytes were recorded")));
+        return Err(damaged(
+            bytes.len() as u64,
+            &format!("the file is truncated: {end} bytes were recorded"),
+        ));
     }
     let mut at = HEAD;
     let mut frames = Vec::new();
     while at < end {
         let place = at as usize;
         let (Some(len), Some(check)) = (word(place), sum(place + 8)) else {
-            return Err(damaged(at, "a frame is cut"));
+            return Err(damaged(at, "a frame is truncated"));
         };
         let payload = (at + 12)
             .checked_add(len)

@@ -70,7 +70,7 @@ impl Trace {
         self.on.store(on, Ordering::Release);
     }
 
-    /// When what runs now begins; nothing while no trace is wanted.
+    /// When what runs now begins; `None` while no trace is wanted.
     pub fn begin(&self) -> Option<Instant> {
         self.on.load(Ordering::Relaxed).then(Instant::now)
     }
@@ -110,7 +110,7 @@ impl Trace {
 }
 
 impl State {
-    /// The name as it is kept: cut if it is long, and the same for all when there are too many.
+    /// The name as it is kept: truncated if it is long, and the same for all when there are too many.
     fn name(&mut self, name: &str) -> Arc<str> {
         let end = (0..=MOST_NAME.min(name.len())).rev().find(|&end| name.is_char_boundary(end));
         let name = &name[..end.unwrap_or(0)];

@@ -1,13 +1,13 @@
 //! The order of a plan's steps.
 
 use crate::Window;
-use crate::plan::{Group, Plan, Step};
+use crate::plan::{Group, Plan, PlanStep};
 use kiln_ir::{Id, Item};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// Orders groups and single nodes so that each runs after what it needs, and frees each value after its last use.
-/// Nothing if groups wait for each other.
+/// `None` if groups wait for each other.
 pub(crate) fn arrange<V: 'static>(
     window: &Window<'_>,
     groups: Vec<Group<V>>,
@@ -20,13 +20,13 @@ pub(crate) fn arrange<V: 'static>(
     order.iter().enumerate().for_each(|(i, &u)| place[u] = i);
     // Frees, by the step after which they run: the last that uses or makes the value.
     let mut frees: Vec<Vec<usize>> = vec![Vec::new(); order.len()];
-    let mut steps: Vec<Step> = Vec::new();
+    let mut steps: Vec<PlanStep> = Vec::new();
     for (at, item) in window.items.iter().enumerate() {
         let Item::Free(id) = item else { continue };
         let last = window.users(*id).iter().copied().chain(window.maker(*id)).map(|u| place[unit(u)]).max();
         match last {
             Some(last) => frees[last].push(at),
-            None => steps.push(Step::Free { at }),
+            None => steps.push(PlanStep::Free { at }),
         }
     }
     let internal = |group: &Group<V>, id: Id| !window.leaves(id, &group.places);
@@ -46,15 +46,15 @@ pub(crate) fn arrange<V: 'static>(
             if window.users(id).iter().any(|&user| unit(user) == u) {
                 dying.push(at);
             }
-            after.push(Step::Free { at });
+            after.push(PlanStep::Free { at });
         }
         match group {
-            Some(group) => steps.push(Step::Group { group, dying }),
-            None => steps.push(Step::Node { at: u, dying }),
+            Some(group) => steps.push(PlanStep::Group { group, dying }),
+            None => steps.push(PlanStep::Node { at: u, dying }),
         }
         steps.extend(after);
     }
-    Some(Plan { groups, steps, items: window.items.len(), again: Vec::new() })
+    Some(Plan { groups, steps, items: window.items.len(), recomputed: Vec::new() })
 }
 
 /// The units in an order in which they can run, the earliest first where there is a choice.

@@ -1,13 +1,13 @@
-//! Plans on disk, so that another process need not search for them. One file a plan, named by hashes of what it is for;
+//! Plans on disk, so that another process need not search for them. One file per plan, named by hashes of what it is for;
 //! written beside and then renamed, so that readers see whole files only. A file that is damaged or was written by
 //! something else is passed over with a warning.
 //!
 //! A file tells which nodes of a window run together and nothing of how: the fusers are offered those nodes and make the
 //! groups anew, so that whatever a file says, a plan computes what its window says. Files take a number of bytes at most.
 
-use crate::again::{Again, rebuilt, write};
 use crate::arrange::arrange;
 use crate::plan::Plan;
+use crate::recompute::{Recompute, expand, rebuilt};
 use crate::{Fuser, Window};
 use kiln_ir::wire::{Reader, WireError, Writer};
 use kiln_ir::{Id, Item, Meta};
@@ -33,7 +33,7 @@ pub(crate) struct Disk {
     dir: PathBuf,
     /// What plans must have been made with.
     tag: String,
-    /// Bytes that the folder's plans may take, and about how many they take; nothing before they were counted.
+    /// Bytes that the folder's plans may take, and about how many they take; `None` before they were counted.
     most: u64,
     held: Option<u64>,
 }
@@ -83,7 +83,7 @@ impl Disk {
         outside: impl Fn(Id) -> Option<Meta>,
     ) -> Result<Plan<V>, String> {
         let body = bytes.strip_prefix(MAGIC).ok_or("it is not a plan")?;
-        let (body, sum) = body.split_last_chunk::<4>().ok_or("it is cut")?;
+        let (body, sum) = body.split_last_chunk::<4>().ok_or("it is truncated")?;
         if crc32fast::hash(body) != u32::from_le_bytes(*sum) {
             return Err("its checksum is wrong".into());
         }
@@ -101,18 +101,18 @@ impl Disk {
         if words != structure.len() {
             return Err("it is for another window".into());
         }
-        let again = again(&mut r).map_err(bad)?;
+        let recomputed = recomputed(&mut r).map_err(bad)?;
         let fits = |at: &usize| window.items.get(*at).is_some_and(|item| matches!(item, Item::Run(_)));
-        if !again.iter().all(|a| !a.users.is_empty() && a.nodes.iter().chain(&a.users).all(fits)) {
+        if !recomputed.iter().all(|a| !a.users.is_empty() && a.nodes.iter().chain(&a.users).all(fits)) {
             return Err("what it repeats is not in the window".into());
         }
-        let written;
+        let expanded;
         let wider;
-        let window = match &again[..] {
+        let window = match &recomputed[..] {
             [] => window,
-            again => {
-                written = write(window.items, again).items;
-                wider = Window::new(&written, outside).ok_or("what it repeats does not fit the window")?;
+            recomputed => {
+                expanded = expand(window.items, recomputed).items;
+                wider = Window::new(&expanded, outside).ok_or("what it repeats does not fit the window")?;
                 &wider
             }
         };
@@ -134,7 +134,7 @@ impl Disk {
             groups.push(rebuilt(window, fusers, &fuser, places).ok_or("a group is none here")?);
         }
         let plan = arrange(window, groups, &owner).ok_or("its groups wait for each other")?;
-        Ok(Plan { again, ..plan })
+        Ok(Plan { recomputed, ..plan })
     }
 
     /// Saves a plan. Where that is not possible there is a warning, and nothing else.
@@ -143,8 +143,8 @@ impl Disk {
         w.text(&self.tag);
         w.int(structure.len() as u64);
         structure.iter().for_each(|&word| w.int(word));
-        w.int(plan.again.len() as u64);
-        for Again { nodes, users } in &plan.again {
+        w.int(plan.recomputed.len() as u64);
+        for Recompute { nodes, users } in &plan.recomputed {
             places(&mut w, nodes);
             places(&mut w, users);
         }
@@ -175,8 +175,8 @@ impl Disk {
         let beside = self.dir.join(format!(".{}-{number}.part", std::process::id()));
         // New, so that it is no link that somebody has put there.
         let mut file = OpenOptions::new().write(true).create_new(true).open(&beside)?;
-        let written = file.write_all(bytes).and_then(|()| std::fs::rename(&beside, path));
-        written.inspect_err(|_| _ = std::fs::remove_file(&beside))
+        let expanded = file.write_all(bytes).and_then(|()| std::fs::rename(&beside, path));
+        expanded.inspect_err(|_| _ = std::fs::remove_file(&beside))
     }
 
     /// Removes the oldest plans until the rest takes 7/8 of what it may, but not the one at `last`, and what was begun and
@@ -238,8 +238,8 @@ fn read_places(r: &mut Reader<'_>) -> Result<Vec<usize>, WireError> {
     (0..r.length(1)?).map(|_| Ok(r.int()? as usize)).collect()
 }
 
-fn again(r: &mut Reader<'_>) -> Result<Vec<Again>, WireError> {
-    (0..r.length(1)?).map(|_| Ok(Again { nodes: read_places(r)?, users: read_places(r)? })).collect()
+fn recomputed(r: &mut Reader<'_>) -> Result<Vec<Recompute>, WireError> {
+    (0..r.length(1)?).map(|_| Ok(Recompute { nodes: read_places(r)?, users: read_places(r)? })).collect()
 }
 
 fn warn(path: &Path, reason: &str) {

@@ -4,11 +4,11 @@
 //! with those that look like it, then its structure is looked up, then the cache on disk, and only then is a plan
 //! searched for.
 
-use crate::again::{improve, write};
 use crate::disk::Disk;
 use crate::lowered::Lowered;
 use crate::moved::moved;
-use crate::observer::{Planned, Print};
+use crate::observer::{NewPlan, Print};
+use crate::recompute::{expand, improve};
 use crate::search::search;
 use crate::store::Store;
 use crate::template::{Names, Template, fingerprint};
@@ -70,8 +70,8 @@ pub struct Stats {
 }
 
 /// What the engine asks the device about a window.
-pub trait Source {
-    /// The meta of a value defined before the window; nothing if it is not there or poisoned.
+pub trait WindowContext {
+    /// The meta of a value defined before the window; `None` if it is not there or poisoned.
     fn meta(&self, id: Id) -> Option<Meta>;
 
     /// The items with composites and custom operations written out as primitives, if there are any. What comes of a
@@ -82,7 +82,7 @@ pub trait Source {
     }
 }
 
-impl<F: Fn(Id) -> Option<Meta>> Source for F {
+impl<F: Fn(Id) -> Option<Meta>> WindowContext for F {
     fn meta(&self, id: Id) -> Option<Meta> {
         self(id)
     }
@@ -157,8 +157,8 @@ impl<V: 'static> Engine<V> {
         Stats { plans: plans as u64, bytes: bytes as u64, ..self.stats }
     }
 
-    /// Finds the plan for a window, or makes it. Nothing if the window must run node by node.
-    pub fn plan(&mut self, items: &[Item], source: &impl Source) -> Option<Ticket> {
+    /// Finds the plan for a window, or makes it. `None` if the window must run node by node.
+    pub fn plan(&mut self, items: &[Item], source: &impl WindowContext) -> Option<Ticket> {
         let at = match self.recognise(items, source) {
             Some(at) => {
                 self.stats.matched += 1;
@@ -178,7 +178,7 @@ impl<V: 'static> Engine<V> {
     }
 
     /// The instance that the window is one of, by comparing.
-    fn recognise(&mut self, items: &[Item], source: &impl Source) -> Option<usize> {
+    fn recognise(&mut self, items: &[Item], source: &impl WindowContext) -> Option<usize> {
         let Engine { store, names, .. } = self;
         let mut fits = |at: usize| {
             let instance = store.instance(at);
@@ -190,14 +190,14 @@ impl<V: 'static> Engine<V> {
 
     /// The instance of a window that was not recognised: its plan is looked up by structure, or made.
     #[cold]
-    fn look_up(&mut self, items: &[Item], source: &impl Source) -> Option<usize> {
+    fn look_up(&mut self, items: &[Item], source: &impl WindowContext) -> Option<usize> {
         let known = metas(items, |id| source.meta(id))?;
         // What it writes out itself takes these names.
         if known.keys().any(|id| id.is_reserved()) {
             return None;
         }
-        let written = source.lower(items);
-        let whole = written.as_deref().unwrap_or(items);
+        let expanded = source.lower(items);
+        let whole = expanded.as_deref().unwrap_or(items);
         self.relative.clear();
         // What a user's operation stands for may depend on more than the structure, so it is looked at itself.
         if items.iter().any(|item| matches!(item, Item::Run(Node { op: Op::Custom(_), .. }))) {
@@ -214,14 +214,14 @@ impl<V: 'static> Engine<V> {
             }
             None => self.make(hash, whole, source)?,
         };
-        let (written, twins) = match &plan.again[..] {
-            [] => (written, Vec::new()),
-            again => {
-                let again = write(whole, again);
-                (Some(again.items), again.twins)
+        let (expanded, twins) = match &plan.recomputed[..] {
+            [] => (expanded, Vec::new()),
+            recomputed => {
+                let recomputed = expand(whole, recomputed);
+                (Some(recomputed.items), recomputed.twins)
             }
         };
-        let whole = written.as_deref().unwrap_or(items);
+        let whole = expanded.as_deref().unwrap_or(items);
         if plan.items != whole.len() {
             return None;
         }
@@ -231,13 +231,13 @@ impl<V: 'static> Engine<V> {
             return None;
         }
         let moved = moved(&plan, &Window::new(whole, |id| source.meta(id))?);
-        let lowered = written.map(|written| Lowered::new(items, written, &self.names.ids, &twins));
+        let lowered = expanded.map(|expanded| Lowered::new(items, expanded, &self.names.ids, &twins));
         let at = self.store.keep_instance(template, lowered, plan, moved, hash, fingerprint(items));
         self.store.shrink(self.limits.bytes);
         Some(at)
     }
 
-    fn make(&mut self, hash: u64, items: &[Item], source: &impl Source) -> Option<Arc<Plan<V>>> {
+    fn make(&mut self, hash: u64, items: &[Item], source: &impl WindowContext) -> Option<Arc<Plan<V>>> {
         let structure = self.relative.structure();
         let outside = |id| source.meta(id);
         let window = Window::new(items, outside)?;
@@ -260,12 +260,12 @@ impl<V: 'static> Engine<V> {
             }
         };
         if !self.observers.is_empty() {
-            let text = match &plan.again[..] {
+            let text = match &plan.recomputed[..] {
                 [] => plan.describe(items),
-                again => plan.describe(&write(items, again).items),
+                recomputed => plan.describe(&expand(items, recomputed).items),
             };
             let (groups, launches) = (plan.groups.len(), plan.launches());
-            let told = Planned { hash, groups, launches, loaded, text: &text };
+            let told = NewPlan { hash, groups, launches, loaded, text: &text };
             self.observers.iter_mut().for_each(|observer| observer.planned(&told));
         }
         let plan = Arc::new(plan);

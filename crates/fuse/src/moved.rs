@@ -2,7 +2,7 @@
 //! rearrangement that a device can give as a view moves nothing, and who reads the view reads its elements.
 
 use crate::Window;
-use crate::plan::{Plan, Step};
+use crate::plan::{Plan, PlanStep};
 use kiln_ir::{Id, Move, Op};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -13,9 +13,9 @@ pub(crate) fn moved<V>(plan: &Plan<V>, window: &Window<'_>) -> u64 {
     for step in &plan.steps {
         let own;
         let places = match step {
-            Step::Free { .. } => continue,
-            Step::Group { group, .. } => &plan.groups[*group].places[..],
-            Step::Node { at, .. } => {
+            PlanStep::Free { .. } => continue,
+            PlanStep::Group { group, .. } => &plan.groups[*group].places[..],
+            PlanStep::Node { at, .. } => {
                 own = [*at];
                 &own
             }

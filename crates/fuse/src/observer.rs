@@ -6,7 +6,7 @@ use kiln_device::Error;
 /// order, with the device held: an observer must not use the device it observes.
 pub trait Observer: Send {
     /// A plan was made for a structure that was new, or read from the cache on disk.
-    fn planned(&mut self, _plan: &Planned<'_>) {}
+    fn planned(&mut self, _plan: &NewPlan<'_>) {}
 
     /// A window is about to run by the plan of the structure with this hash.
     fn window(&mut self, _hash: u64, _items: usize) {}
@@ -22,7 +22,7 @@ pub trait Observer: Send {
 }
 
 /// A plan that has just been made.
-pub struct Planned<'a> {
+pub struct NewPlan<'a> {
     /// Hash of the structure it is for.
     pub hash: u64,
     /// How many groups it has.
@@ -31,7 +31,7 @@ pub struct Planned<'a> {
     pub launches: usize,
     /// Whether it came from the disk rather than from a search.
     pub loaded: bool,
-    /// A line a step: what each group fuses, and the nodes that run alone.
+    /// A line per step: what each group fuses, and the nodes that run alone.
     pub text: &'a str,
 }
 
@@ -39,7 +39,7 @@ pub struct Planned<'a> {
 pub(crate) struct Print;
 
 impl Observer for Print {
-    fn planned(&mut self, plan: &Planned<'_>) {
+    fn planned(&mut self, plan: &NewPlan<'_>) {
         eprintln!("plan {:016x}\n{}", plan.hash, plan.text);
     }
 }

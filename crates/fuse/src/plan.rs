@@ -1,7 +1,7 @@
 //! What is done for a window, in terms of places in it, so that it holds for every window of the same structure.
 
-use crate::again::Again;
 use crate::fuser::Handles;
+use crate::recompute::Recompute;
 use crate::{Failure, Observer, Optimization};
 use kiln_device::Error;
 use kiln_ir::{Id, Item, Node};
@@ -15,11 +15,11 @@ pub struct Plan<V> {
     /// The groups that run as one.
     pub groups: Vec<Group<V>>,
     /// The steps, in order.
-    pub steps: Vec<Step>,
+    pub steps: Vec<PlanStep>,
     /// How many items its windows have, repeated ones included.
     pub items: usize,
     /// Nodes that are computed again for a group.
-    pub(crate) again: Vec<Again>,
+    pub(crate) recomputed: Vec<Recompute>,
 }
 
 /// Nodes that run as one.
@@ -36,7 +36,7 @@ pub struct Group<V> {
 
 /// One step.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum PlanStep {
     /// Runs a group. `dying` are the places of frees of operands that it uses last.
     Group {
         /// Which one.
@@ -64,7 +64,7 @@ const INLINE: usize = 256;
 impl<V> Plan<V> {
     /// Groups and single nodes that run.
     pub fn launches(&self) -> usize {
-        self.steps.iter().filter(|step| !matches!(step, Step::Free { .. })).count()
+        self.steps.iter().filter(|step| !matches!(step, PlanStep::Free { .. })).count()
     }
 
     /// Nodes that run in groups.
@@ -89,17 +89,17 @@ impl<V> Plan<V> {
         let mut count = Unfused::default();
         for step in &self.steps {
             match step {
-                Step::Free { at } => {
+                PlanStep::Free { at } => {
                     if let Item::Free(id) = items[*at] {
                         handles.free(id);
                     }
                 }
-                Step::Node { at, dying } => {
+                PlanStep::Node { at, dying } => {
                     if let Item::Run(node) = &items[*at] {
                         handles.run(place(*at), node, &freed(dying));
                     }
                 }
-                Step::Group { group, dying } => {
+                PlanStep::Group { group, dying } => {
                     let group = &self.groups[*group];
                     let nodes: SmallVec<[&Node; INLINE]> = (group.places.iter())
                         .filter_map(|&at| if let Item::Run(node) = &items[at] { Some(node) } else { None })
@@ -159,27 +159,27 @@ impl<V> Plan<V> {
     }
 
     fn frees_later(&self, items: &[Item], id: Id) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Free { at } if items[*at] == Item::Free(id)))
+        self.steps.iter().any(|step| matches!(step, PlanStep::Free { at } if items[*at] == Item::Free(id)))
     }
 
     /// About how many bytes it takes.
     pub(crate) fn bytes(&self) -> usize {
         let dying: usize = (self.steps.iter())
             .map(|step| match step {
-                Step::Group { dying, .. } | Step::Node { dying, .. } => dying.len(),
-                Step::Free { .. } => 0,
+                PlanStep::Group { dying, .. } | PlanStep::Node { dying, .. } => dying.len(),
+                PlanStep::Free { .. } => 0,
             })
             .sum();
         // A group's program is about as long as its list of nodes, times the size of an instruction.
         (self.fused() * 16 + dying) * size_of::<usize>() + size_of_val(&self.steps[..])
     }
 
-    /// The plan as text: a line a step, with what each group fuses.
+    /// The plan as text: a line per step, with what each group fuses.
     pub fn describe(&self, items: &[Item]) -> String {
         let mut text = String::new();
         for step in &self.steps {
             let _ = match step {
-                Step::Group { group, .. } => {
+                PlanStep::Group { group, .. } => {
                     let group = &self.groups[*group];
                     let ops: Vec<&str> = (group.places.iter())
                         .filter_map(|&at| {
@@ -188,8 +188,8 @@ impl<V> Plan<V> {
                         .collect();
                     writeln!(text, "{} of {}: {}", group.name, ops.len(), ops.join(" "))
                 }
-                Step::Node { at, .. } => writeln!(text, "{}", items[*at]),
-                Step::Free { .. } => Ok(()),
+                PlanStep::Node { at, .. } => writeln!(text, "{}", items[*at]),
+                PlanStep::Free { .. } => Ok(()),
             };
         }
         text

@@ -20,7 +20,7 @@ pub(crate) fn search<V: 'static>(
     limits: &Limits,
 ) -> Plan<V> {
     let mut budget = limits.offers.saturating_mul(window.items.len());
-    let mut made = Made::new(window);
+    let mut made = Grouping::new(window);
     let mut groups: Vec<Group<V>> = Vec::new();
     for seed in 0..window.items.len() {
         if made.owner[seed].is_some() || window.node(seed).is_none() {
@@ -47,7 +47,7 @@ pub(crate) fn search<V: 'static>(
 }
 
 /// What is there when a set grows: the graph of nodes, and the groups so far.
-struct Made {
+struct Grouping {
     owner: Vec<Option<usize>>,
     groups: Vec<Vec<usize>>,
     /// The nodes whose results each node uses, and those that use its results.
@@ -72,8 +72,8 @@ const SET: usize = 0;
 const SEEN: usize = 1;
 const TRIED: usize = 2;
 
-impl Made {
-    fn new(window: &Window<'_>) -> Made {
+impl Grouping {
+    fn new(window: &Window<'_>) -> Grouping {
         let count = window.items.len();
         let mut feeds = vec![SmallVec::new(); count];
         let mut needs = Vec::with_capacity(count);
@@ -84,7 +84,7 @@ impl Made {
             needs.push(makers);
         }
         let (owner, marks) = (vec![None; count], vec![[0; 3]; count]);
-        Made { owner, groups: Vec::new(), needs, feeds, marks, mark: 0, walks: 0 }
+        Grouping { owner, groups: Vec::new(), needs, feeds, marks, mark: 0, walks: 0 }
     }
 
     fn add(&mut self, places: &[usize]) {
@@ -156,7 +156,7 @@ impl Made {
     }
 }
 
-struct Found<V> {
+struct Candidate<V> {
     places: Vec<usize>,
     fuser: Box<dyn Fuser<V>>,
     score: f64,
@@ -167,10 +167,10 @@ fn grow<V: 'static>(
     window: &Window<'_>,
     fuser: &dyn Fuser<V>,
     seed: usize,
-    made: &mut Made,
+    made: &mut Grouping,
     limits: &Limits,
     budget: &mut usize,
-) -> Option<Found<V>> {
+) -> Option<Candidate<V>> {
     let mut fuser = fuser.boxed();
     fuser.reset();
     *budget = budget.checked_sub(1)?;
@@ -181,9 +181,9 @@ fn grow<V: 'static>(
     let mark = made.mark;
     made.marks[seed][SET] = mark;
     let score = fuser.score(window);
-    let mut now = Found { places: vec![seed], fuser, score };
+    let mut now = Candidate { places: vec![seed], fuser, score };
     // The last set that could run, where the one at hand cannot.
-    let mut ready: Option<Found<V>> = None;
+    let mut ready: Option<Candidate<V>> = None;
     let mut users: BinaryHeap<Reverse<usize>> = made.feeds[seed].iter().map(|&at| Reverse(at)).collect();
     let mut others: BinaryHeap<Reverse<usize>> = readers(window, seed).map(Reverse).collect();
     // A node itself, and then whatever it needs that has no group yet, nearest first.
@@ -228,7 +228,12 @@ fn readers<'a>(window: &'a Window<'_>, at: usize) -> impl Iterator<Item = usize>
 }
 
 /// The set `now` with `at`: a clone is offered it, or all anew where it does not come last.
-fn offer<V: 'static>(window: &Window<'_>, now: &Found<V>, at: usize, budget: &mut usize) -> Option<Found<V>> {
+fn offer<V: 'static>(
+    window: &Window<'_>,
+    now: &Candidate<V>,
+    at: usize,
+    budget: &mut usize,
+) -> Option<Candidate<V>> {
     let place = now.places.partition_point(|&other| other < at);
     let last = place == now.places.len();
     *budget = budget.checked_sub(if last { 1 } else { now.places.len() + 1 })?;
@@ -248,5 +253,5 @@ fn offer<V: 'static>(window: &Window<'_>, now: &Found<V>, at: usize, budget: &mu
         }
     }
     let score = fuser.score(window);
-    Some(Found { places, fuser, score })
+    Some(Candidate { places, fuser, score })
 }

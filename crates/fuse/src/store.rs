@@ -26,14 +26,14 @@ pub(crate) struct Instance<V> {
     bytes: usize,
 }
 
-struct Kept<V> {
+struct Structure<V> {
     structure: Box<[u64]>,
     plan: Arc<Plan<V>>,
     used: u64,
 }
 
 pub(crate) struct Store<V> {
-    structures: FxHashMap<u64, SmallVec<[Kept<V>; 1]>>,
+    structures: FxHashMap<u64, SmallVec<[Structure<V>; 1]>>,
     instances: Vec<Option<Instance<V>>>,
     /// Instances by fingerprint.
     alike: FxHashMap<u64, SmallVec<[usize; 2]>>,
@@ -42,7 +42,7 @@ pub(crate) struct Store<V> {
     plans: usize,
 }
 
-impl<V> Kept<V> {
+impl<V> Structure<V> {
     fn bytes(&self) -> usize {
         size_of_val(&self.structure[..]) + self.plan.bytes()
     }
@@ -90,7 +90,7 @@ impl<V> Store<V> {
 
     pub fn keep_plan(&mut self, hash: u64, structure: &[u64], plan: Arc<Plan<V>>) {
         self.clock += 1;
-        let kept = Kept { structure: structure.into(), plan, used: self.clock };
+        let kept = Structure { structure: structure.into(), plan, used: self.clock };
         self.bytes += kept.bytes();
         self.plans += 1;
         self.structures.entry(hash).or_default().push(kept);

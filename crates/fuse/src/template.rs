@@ -27,19 +27,19 @@ pub(crate) struct Names {
     /// Those that came from outside, and the highest of them.
     seen: FxHashSet<Id>,
     top: Option<Id>,
-    made: Made,
+    made: Definitions,
 }
 
 /// The names that a window has defined so far. They are drawn from a counter, so a list in order is enough but for windows
 /// that somebody made up.
 #[derive(Default)]
-struct Made {
+struct Definitions {
     list: Vec<Id>,
     /// All of them, once one came out of order.
     set: FxHashSet<Id>,
 }
 
-impl Made {
+impl Definitions {
     fn clear(&mut self) {
         self.list.clear();
         self.set.clear();

@@ -20,7 +20,7 @@ struct Value {
 }
 
 impl<'a> Window<'a> {
-    /// A window over `items`; `outside` gives the meta of a value defined before it. Nothing if a value is unknown, an
+    /// A window over `items`; `outside` gives the meta of a value defined before it. `None` if a value is unknown, an
     /// operation does not fit or a name stands for two values: such a window runs node by node, where its errors are told.
     pub fn new(items: &'a [Item], outside: impl Fn(Id) -> Option<Meta>) -> Option<Window<'a>> {
         let value = |meta| Value { meta, maker: None, users: SmallVec::new(), freed: false };
@@ -78,7 +78,7 @@ impl<'a> Window<'a> {
     }
 }
 
-/// The metas of all values in a stretch. Nothing unless every name stands for one value in all of it: whatever is known of a
+/// The metas of all values in a stretch. `None` unless every name stands for one value in all of it: whatever is known of a
 /// value is kept by its name, so one that is defined twice, or after it was used from outside or ended, has no plan.
 pub(crate) fn metas(items: &[Item], outside: impl Fn(Id) -> Option<Meta>) -> Option<FxHashMap<Id, Meta>> {
     let mut metas: FxHashMap<Id, Meta> = FxHashMap::with_capacity_and_hasher(items.len(), Default::default());

@@ -1,7 +1,7 @@
 //! The engine with a device and a fuser of a few lines: values are lists of f32, and `mul` followed by `add` runs as one.
 
 use kiln_device::{Error, Place};
-use kiln_fuse::{Engine, Failure, Fuser, Handles, Limits, Observer, Optimization, Planned, Status, Window};
+use kiln_fuse::{Engine, Failure, Fuser, Handles, Limits, NewPlan, Observer, Optimization, Status, Window};
 use kiln_ir::{Binary, Id, Item, Meta, Node, Op, Unary, text};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -271,7 +271,7 @@ fn numbers_differ_between_windows_of_one_plan() {
 struct Seen(Arc<std::sync::Mutex<Vec<String>>>);
 
 impl Observer for Seen {
-    fn planned(&mut self, plan: &Planned<'_>) {
+    fn planned(&mut self, plan: &NewPlan<'_>) {
         let text =
             format!("planned {} groups, {} launches, loaded {}", plan.groups, plan.launches, plan.loaded);
         self.0.lock().unwrap().push(text);

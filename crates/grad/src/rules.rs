@@ -80,7 +80,7 @@ pub fn flow(op: &Op, i: usize) -> Flow {
     }
 }
 
-/// The gradient of operand `i`, of its dtype and shape; nothing where it is zero or there is none.
+/// The gradient of operand `i`, of its dtype and shape; `None` where it is zero or there is none.
 pub fn gradient<'a>(op: &Op, rule: &Rule<'_, 'a>, i: usize) -> Option<V<'a>> {
     let x = rule.ins[i];
     if !x.dtype().is_float() {

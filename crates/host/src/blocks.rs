@@ -63,7 +63,7 @@ impl From<Exhausted> for Error {
 }
 
 /// How a request is let in.
-pub enum Admitted<B> {
+pub enum Grant<B> {
     /// By this block, which was kept.
     Cached(B),
     /// By a new one: nothing that is kept fits. These are to be freed before the system is asked.
@@ -84,7 +84,7 @@ impl<B> Blocks<B> {
 
     /// Counts a new block of `size` bytes in for a request of `asked`, and finds one that was kept. [`Blocks::retire`] takes
     /// it back, also where the memory turns out not to be there.
-    pub fn admit(&mut self, asked: usize, size: usize, place: Place) -> Result<Admitted<B>, Exhausted> {
+    pub fn admit(&mut self, asked: usize, size: usize, place: Place) -> Result<Grant<B>, Exhausted> {
         let used = self.stats.used();
         let limit = self.stats.limit.unwrap_or(usize::MAX);
         if size > limit.saturating_sub(used) {
@@ -97,10 +97,10 @@ impl<B> Blocks<B> {
         let admitted = match cached {
             Some(shared) => {
                 self.stats.cached_bytes -= size;
-                Admitted::Cached(shared)
+                Grant::Cached(shared)
             }
-            None if self.stats.cached_bytes > limit - used - size => Admitted::Fresh(self.trim()),
-            None => Admitted::Fresh(Vec::new()),
+            None if self.stats.cached_bytes > limit - used - size => Grant::Fresh(self.trim()),
+            None => Grant::Fresh(Vec::new()),
         };
         match place {
             Place::Reuse => {
@@ -250,15 +250,15 @@ mod tests {
     #[test]
     fn what_is_freed_is_used_again_and_goes_when_the_limit_needs_it() {
         let mut blocks: Blocks<&str> = Blocks::new(Some(3 * MIB));
-        assert!(matches!(blocks.admit(MIB, MIB, Place::Reuse), Ok(Admitted::Fresh(none)) if none.is_empty()));
+        assert!(matches!(blocks.admit(MIB, MIB, Place::Reuse), Ok(Grant::Fresh(none)) if none.is_empty()));
         blocks.retire(MIB, Place::Reuse);
         blocks.cache(MIB, "first");
-        assert!(matches!(blocks.admit(MIB - 1, MIB, Place::Reuse), Ok(Admitted::Cached("first"))));
+        assert!(matches!(blocks.admit(MIB - 1, MIB, Place::Reuse), Ok(Grant::Cached("first"))));
         blocks.retire(MIB, Place::Reuse);
         blocks.cache(MIB, "first");
         // Persistent memory is never one that was kept; the limit makes what is kept go first.
         assert!(
-            matches!(blocks.admit(3 * MIB, 3 * MIB, Place::Persistent), Ok(Admitted::Fresh(all)) if all == ["first"])
+            matches!(blocks.admit(3 * MIB, 3 * MIB, Place::Persistent), Ok(Grant::Fresh(all)) if all == ["first"])
         );
         let refused = blocks.admit(5, 64, Place::Reuse).err();
         assert_eq!(refused, Some(Exhausted { asked: 5, free: 0, limit: Some(3 * MIB) }));

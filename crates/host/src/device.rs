@@ -12,7 +12,7 @@ use kiln_device::{
     Batch, Bytes, Data, DeviceInfo, Driver, Error, Help, Memory, Origin, OutputMemory, Pending, Place,
     Promise, Spans, Trace, UploadBuffer, Urgency, pending,
 };
-use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Source, Stats};
+use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Stats, WindowContext};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, OpError, Scalar, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -102,7 +102,7 @@ pub struct HostDevice<K: Kernels> {
 
 struct Shared<K: Kernels> {
     kernels: K,
-    queue: Queue<Work, Executor<K::Value>>,
+    queue: Queue<Task, Executor<K::Value>>,
     values: AtomicUsize,
     stopped: AtomicBool,
     /// What failed since it was last asked for.
@@ -116,7 +116,7 @@ struct Shared<K: Kernels> {
     this: Weak<Shared<K>>,
 }
 
-enum Work {
+enum Task {
     Batch(Batch),
     PlaceOutput(Id, OutputMemory),
     Write(Id, Data, Place),
@@ -194,7 +194,7 @@ impl<K: Kernels> HostDevice<K> {
         self.shared.executor().engine.observe(observer);
     }
 
-    fn ask<T>(&self, work: impl FnOnce(Promise<T>) -> Work) -> Pending<T> {
+    fn ask<T>(&self, work: impl FnOnce(Promise<T>) -> Task) -> Pending<T> {
         let (promise, pending) = pending(Some(self.shared.clone() as Arc<dyn Help>));
         self.shared.queue.push(work(promise), 0);
         pending
@@ -232,7 +232,7 @@ impl<K: Kernels> Driver for HostDevice<K> {
     fn submit(&self, batch: Batch) {
         let urgency = batch.urgency;
         let items = batch.items.len();
-        let full = self.shared.queue.push(Work::Batch(batch), items) > MOST_QUEUED;
+        let full = self.shared.queue.push(Task::Batch(batch), items) > MOST_QUEUED;
         match urgency {
             _ if full => self.shared.run(),
             Urgency::Now => self.shared.run(),
@@ -242,20 +242,20 @@ impl<K: Kernels> Driver for HostDevice<K> {
     }
 
     fn write(&self, id: Id, data: Data, place: Place) {
-        self.shared.queue.push(Work::Write(id, data, place), 0);
+        self.shared.queue.push(Task::Write(id, data, place), 0);
     }
 
     fn read(&self, id: Id) -> Pending<Data> {
-        self.ask(|promise| Work::Read(id, promise))
+        self.ask(|promise| Task::Read(id, promise))
     }
 
     fn sync(&self) -> Pending<()> {
-        self.ask(Work::Sync)
+        self.ask(Task::Sync)
     }
 
     fn place_output(&self, id: Id, memory: OutputMemory) {
         if self.places_outputs() {
-            self.shared.queue.push(Work::PlaceOutput(id, memory), 0);
+            self.shared.queue.push(Task::PlaceOutput(id, memory), 0);
         }
     }
 
@@ -305,18 +305,18 @@ impl<K: Kernels> Shared<K> {
         self.queue.executor()
     }
 
-    fn execute(&self, executor: &mut Executor<K::Value>, work: Work) {
+    fn execute(&self, executor: &mut Executor<K::Value>, work: Task) {
         stop::under(&self.stopped, || self.execute_under_flag(executor, work));
     }
 
-    fn execute_under_flag(&self, executor: &mut Executor<K::Value>, work: Work) {
+    fn execute_under_flag(&self, executor: &mut Executor<K::Value>, work: Task) {
         match work {
-            Work::Batch(batch) => {
+            Task::Batch(batch) => {
                 self.batch(executor, &batch);
                 batch.recycle();
             }
-            Work::PlaceOutput(id, memory) => drop(executor.outputs.insert(id, memory)),
-            Work::Write(id, data, place) => {
+            Task::PlaceOutput(id, memory) => drop(executor.outputs.insert(id, memory)),
+            Task::Write(id, data, place) => {
                 let begun = self.trace.begin();
                 let value = match id.is_reserved() {
                     true => Err(reserved("write")),
@@ -325,7 +325,7 @@ impl<K: Kernels> Shared<K> {
                 self.trace.end(begun, "write", 0, data.bytes.len() as u64);
                 executor.table.insert(id, value.map_err(|e| self.fail(failed("write", id, None, e))));
             }
-            Work::Read(id, promise) => {
+            Task::Read(id, promise) => {
                 executor.outputs.remove(&id);
                 let begun = self.trace.begin();
                 let answer = match executor.table.get(&id) {
@@ -337,7 +337,7 @@ impl<K: Kernels> Shared<K> {
                 self.trace.end(begun, "read", 0, answer.as_ref().map_or(0, |data| data.bytes.len() as u64));
                 promise.answer(answer)
             }
-            Work::Sync(promise) => promise.answer(if stop::is_set() { Err(Error::Stopped) } else { Ok(()) }),
+            Task::Sync(promise) => promise.answer(if stop::is_set() { Err(Error::Stopped) } else { Ok(()) }),
         }
         self.values.store(executor.table.len(), Ordering::Relaxed);
     }
@@ -521,7 +521,7 @@ struct Outside<'a, K: Kernels> {
     batch: &'a Batch,
 }
 
-impl<K: Kernels> Source for Outside<'_, K> {
+impl<K: Kernels> WindowContext for Outside<'_, K> {
     fn meta(&self, id: Id) -> Option<Meta> {
         self.table.get(&id).and_then(|slot| slot.as_ref().ok()).map(|value| self.shared.kernels.meta(value))
     }

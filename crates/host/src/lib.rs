@@ -13,6 +13,6 @@ pub mod stop;
 mod floats;
 mod sync;
 
-pub use blocks::{Admitted, ArenaStats, Blocks, Exhausted, MAX_BYTES, class_size};
+pub use blocks::{ArenaStats, Blocks, Exhausted, Grant, MAX_BYTES, class_size};
 pub use device::{Arg, HostDevice, Kernels, panicked};
 pub use floats::standard;

@@ -16,7 +16,7 @@ pub(crate) fn composite(item: &Item) -> bool {
     }
 }
 
-/// The batch without composites; nothing if it has none, or does not fit together.
+/// The batch without composites; `None` if it has none, or does not fit together.
 pub(crate) fn lowered(batch: &Batch, outside: impl Fn(Id) -> Option<Meta>) -> Option<Batch> {
     if !batch.items.iter().any(composite) {
         return None;

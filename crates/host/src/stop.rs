@@ -1,4 +1,4 @@
-//! Ending work that is under way: a device's flag, which loops look at once a chunk.
+//! Ending work that is under way: a device's flag, which loops look at once per chunk.
 //!
 //! A device computes [`under`] its flag; the pool hands it on to whoever helps. Where [`check`] finds it set, the kernel
 //! is left by unwinding with [`Stopped`], without a panic's message; the pool passes that on as it does a panic, and the

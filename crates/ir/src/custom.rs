@@ -24,7 +24,7 @@ pub trait CustomOp: Send + Sync + 'static {
     fn eval(&self, attrs: &[u8], ins: &[(Meta, &[u8])], outs: &mut [(Meta, &mut [u8])])
     -> Result<(), String>;
 
-    /// The gradient of operand `i` from the gradients of the results (missing where a result is unused), or nothing if
+    /// The gradient of operand `i` from the gradients of the results (missing where a result is unused), or `None` if
     /// it has none.
     fn grad<'a>(
         &self,

@@ -50,13 +50,13 @@ impl Field {
 }
 
 /// Takes an operation's fields in order.
-pub trait Sink {
+pub trait FieldSink {
     /// Takes one field.
     fn put(&mut self, key: &'static str, field: Field);
 }
 
 /// Gives an operation's fields in order. `like` tells the kind that is wanted.
-pub trait Source {
+pub trait FieldSource {
     /// The next field, of the kind of `like`.
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError>;
 }
@@ -74,7 +74,7 @@ pub enum FormError {
 macro_rules! kinds {
     ($($(#[$doc:meta])* $get:ident $variant:ident $ty:ty = $like:expr;)*) => {
         /// Reads a field of a kind.
-        pub(crate) trait Get: Source {
+        pub(crate) trait Get: FieldSource {
             $(fn $get(&mut self, key: &'static str) -> Result<$ty, FormError> {
                 match self.get(key, Field::$variant($like))? {
                     Field::$variant(x) => Ok(x),
@@ -82,15 +82,15 @@ macro_rules! kinds {
                 }
             })*
         }
-        impl<S: Source + ?Sized> Get for S {}
+        impl<S: FieldSource + ?Sized> Get for S {}
 
         /// Writes a field of a kind.
-        pub(crate) trait Put: Sink {
+        pub(crate) trait Put: FieldSink {
             $(fn $get(&mut self, key: &'static str, value: $ty) {
                 self.put(key, Field::$variant(value));
             })*
         }
-        impl<S: Sink + ?Sized> Put for S {}
+        impl<S: FieldSink + ?Sized> Put for S {}
     };
 }
 kinds! {
@@ -121,7 +121,7 @@ impl Op {
     }
 
     /// The operation named `name` with the fields that `source` gives.
-    pub fn build(name: &str, s: &mut (impl Source + ?Sized)) -> Result<Op, FormError> {
+    pub fn build(name: &str, s: &mut (impl FieldSource + ?Sized)) -> Result<Op, FormError> {
         if let Some(op) = Unary::from_name(name) {
             return Ok(Op::Unary(op));
         }
@@ -139,7 +139,7 @@ impl Op {
     /// The signature of the operation named `name`: its fields with their kinds, in order.
     pub fn signature(name: &str) -> Option<String> {
         struct Probe(String);
-        impl Source for Probe {
+        impl FieldSource for Probe {
             fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
                 self.0 += &format!("{}{key}:{}", if self.0.is_empty() { "" } else { " " }, like.kind());
                 Ok(like)
@@ -153,7 +153,7 @@ impl Op {
 /// Makes a sized source out of any.
 struct Adapter<'a, S: ?Sized>(&'a mut S);
 
-impl<S: Source + ?Sized> Source for Adapter<'_, S> {
+impl<S: FieldSource + ?Sized> FieldSource for Adapter<'_, S> {
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
         self.0.get(key, like)
     }

@@ -32,7 +32,7 @@ pub mod relative;
 
 pub use dtype::{DType, Kind, promote};
 pub use expr::{Build, Probe, V};
-pub use form::{Field, FormError, Sink, Source};
+pub use form::{Field, FieldSink, FieldSource, FormError};
 pub use infer::{OpError, infer, infer_binary, infer_unary};
 pub use node::{Id, IdRange, Item, Node};
 pub use op::{

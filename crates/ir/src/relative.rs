@@ -4,7 +4,7 @@
 //! are lifted into bindings. Two windows with equal structure can share a plan and differ only in bindings. The hash is
 //! kept as items arrive, so that recognising a recurring step costs a few integer operations an item.
 
-use crate::{Field, Id, Item, Meta, Op, Sink};
+use crate::{Field, FieldSink, Id, Item, Meta, Op};
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 
@@ -124,7 +124,7 @@ struct Lift<'a> {
     bounds: bool,
 }
 
-impl Sink for Lift<'_> {
+impl FieldSink for Lift<'_> {
     fn put(&mut self, _: &'static str, field: Field) {
         let relative = &mut *self.relative;
         match field {

@@ -13,7 +13,7 @@ pub struct Dims<T> {
 }
 
 impl<T: Copy + Default> Dims<T> {
-    /// The list with these items, or nothing if there are more than [`MAX_RANK`].
+    /// The list with these items, or `None` if there are more than [`MAX_RANK`].
     pub fn try_new(items: &[T]) -> Option<Dims<T>> {
         let mut all = [T::default(); MAX_RANK];
         all.get_mut(..items.len())?.copy_from_slice(items);
@@ -37,7 +37,7 @@ impl<T: Copy + Default> Dims<T> {
         dims
     }
 
-    /// The list with `item` inserted at `at`, or nothing if it is full.
+    /// The list with `item` inserted at `at`, or `None` if it is full.
     pub fn inserted(mut self, at: usize, item: T) -> Option<Dims<T>> {
         let len = self.len();
         if len == MAX_RANK || at > len {
@@ -113,7 +113,7 @@ impl Shape {
         self.iter().product()
     }
 
-    /// The number of elements, or nothing where it, or the product of the non-zero extents, is more than any machine has.
+    /// The number of elements, or `None` where it, or the product of the non-zero extents, is more than any machine has.
     /// The bound leaves room for kernels that multiply it by the bytes of an element and a few more small numbers.
     pub fn checked_numel(&self) -> Option<usize> {
         const CAP: usize = 1 << 45;

@@ -1,4 +1,4 @@
-//! The text form: one item a line, which parses back.
+//! The text form: one item per line, which parses back.
 //!
 //! ```text
 //! v0 = input f32[2,3]
@@ -9,7 +9,8 @@
 //! Any word may name a value on the way in; `#` starts a comment.
 
 use crate::{
-    DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Program, Real, Scalar, Sink, Source,
+    DType, Dims, Field, FieldSink, FieldSource, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Program, Real,
+    Scalar,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -121,7 +122,7 @@ fn numbers<T: std::str::FromStr + Copy + Default>(text: &str) -> Option<Dims<T>>
 
 struct Words<'a>(FxHashMap<&'a str, &'a str>);
 
-impl Source for Words<'_> {
+impl FieldSource for Words<'_> {
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
         let bad = FormError::BadField { key };
         let text = self.0.remove(key).ok_or(bad.clone())?;
@@ -164,7 +165,7 @@ impl Source for Words<'_> {
 
 struct Printed<'a, 'b>(&'a mut Formatter<'b>, std::fmt::Result);
 
-impl Sink for Printed<'_, '_> {
+impl FieldSink for Printed<'_, '_> {
     fn put(&mut self, key: &'static str, field: Field) {
         let f = &mut self.0;
         let done = match field {

@@ -6,7 +6,8 @@
 //! checked against the bytes that are there before anything is allocated.
 
 use crate::{
-    AxisSet, DType, Dims, Field, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Real, Scalar, Sink, Source,
+    AxisSet, DType, Dims, Field, FieldSink, FieldSource, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Real,
+    Scalar,
 };
 
 /// Version of the form described here.
@@ -112,7 +113,7 @@ impl Table {
     }
 
     /// The operation at `place`, its fields taken from `source`.
-    pub fn build(&self, place: u64, source: &mut dyn Source) -> Result<Op, WireError> {
+    pub fn build(&self, place: u64, source: &mut dyn FieldSource) -> Result<Op, WireError> {
         let at = usize::try_from(place).map_err(|_| WireError::Malformed { what: "operation" })?;
         let (name, _) = self.names.get(at).ok_or(WireError::Malformed { what: "operation" })?;
         if !self.known[at] {
@@ -181,7 +182,7 @@ impl Writer {
     }
 }
 
-impl Sink for Writer {
+impl FieldSink for Writer {
     fn put(&mut self, _: &'static str, field: Field) {
         match field {
             Field::Shape(x) => {
@@ -345,7 +346,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Source for Reader<'_> {
+impl FieldSource for Reader<'_> {
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
         self.field(like).map_err(|error| {
             self.failed = Some(error);

@@ -4,7 +4,7 @@
 //! for any number of threads and any instruction set. `KILN_BLESS=1` writes the snapshots anew.
 
 use kiln::device::Cpu;
-use kiln::fuse::{Observer, Planned};
+use kiln::fuse::{NewPlan, Observer};
 use kiln::prelude::*;
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -201,7 +201,7 @@ struct Dump {
 struct Shared(Arc<Mutex<Dump>>);
 
 impl Observer for Shared {
-    fn planned(&mut self, plan: &Planned<'_>) {
+    fn planned(&mut self, plan: &NewPlan<'_>) {
         let mut dump = self.0.lock().unwrap();
         let number = dump.plans.len();
         dump.plans.insert(plan.hash, number);

@@ -145,7 +145,7 @@ impl Checkpoint {
         Ok(own.into_iter().map(|(_, path)| path).collect())
     }
 
-    /// The newest checkpoint of `folder` that is whole, and what was wrong with newer ones; nothing if there is none. A
+    /// The newest checkpoint of `folder` that is whole, and what was wrong with newer ones; `None` if there is none. A
     /// folder that does not exist is an error.
     pub fn latest(folder: &Path) -> Result<(Option<Checkpoint>, Vec<CheckpointError>), CheckpointError> {
         let mut bad = Vec::new();

@@ -1,4 +1,4 @@
-//! How often plans are made, over whole training steps: once a structure, whatever the sizes, and not at all in a second
+//! How often plans are made, over whole training steps: once per structure, whatever the sizes, and not at all in a second
 //! process with a cache on disk.
 
 use kiln_cpu::Cpu;

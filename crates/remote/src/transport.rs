@@ -220,16 +220,16 @@ fn unwrapped(socket: WebSocketStream<Stream>) -> Stream {
             () = over => {}
         }
     });
-    Box::new(Held { inner: near, _here: here })
+    Box::new(NotifyingStream { inner: near, _here: here })
 }
 
 /// A stream that tells when it is gone.
-struct Held {
+struct NotifyingStream {
     inner: DuplexStream,
     _here: tokio::sync::oneshot::Sender<()>,
 }
 
-impl AsyncRead for Held {
+impl AsyncRead for NotifyingStream {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -239,7 +239,7 @@ impl AsyncRead for Held {
     }
 }
 
-impl AsyncWrite for Held {
+impl AsyncWrite for NotifyingStream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.inner).poll_write(cx, buf)
     }

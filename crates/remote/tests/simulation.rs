@@ -4,14 +4,14 @@
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Data, Driver, Error, Pending, Place, Urgency, pending};
 use kiln_ir::{Id, Item, Meta, Node, Op, text::parse_op};
-use kiln_remote::client::core::{Config, Core, Login, Step, bytes, control};
+use kiln_remote::client::core::{Config, Core, FrameOutcome, Login, bytes, control};
 use kiln_remote::client::faults::Faults;
-use kiln_remote::client::moves::{Errand, Move, RECALLS, Reach, Source, recalls_left};
+use kiln_remote::client::moves::{Errand, Move, MoveSource, RECALLS, Reach, recalls_left};
 use kiln_remote::client::spill::store;
 use kiln_remote::protocol::frame::Decoder;
 use kiln_remote::protocol::message::{Capability, Message, kind};
 use kiln_remote::server::moves::{Fetch, Order};
-use kiln_remote::server::registry::{self, Admitted, Client, Registry};
+use kiln_remote::server::registry::{self, Client, Registry, Visitor};
 use kiln_remote::server::session::{self, Quota};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -224,7 +224,7 @@ impl World {
                 None => {
                     assert_eq!(frame.kind, kind::HELLO);
                     match self.registry.hello(frame.payload, false, self.now) {
-                        Ok((welcome, Admitted::Session(client, epoch))) => {
+                        Ok((welcome, Visitor::Session(client, epoch))) => {
                             c.down.put(&control(kind::WELCOME, &welcome.encode()));
                             c.admitted = Some((client, epoch));
                         }
@@ -237,7 +237,7 @@ impl World {
                         return false;
                     }
                     let step = client.session().receive(&frame).unwrap();
-                    assert_eq!(step, session::Step::Going);
+                    assert_eq!(step, session::SessionEvent::Going);
                 }
             }
         }
@@ -258,9 +258,9 @@ impl World {
         while let Some(frame) = c.at_client.next().unwrap() {
             let step = self.core().receive(&frame).unwrap();
             match step {
-                Step::Going | Step::Opened(_) => {}
-                Step::Unfit(error) => panic!("one kind of server: {error}"),
-                Step::Refused(_) => {
+                FrameOutcome::Going | FrameOutcome::Opened(_) => {}
+                FrameOutcome::Unfit(error) => panic!("one kind of server: {error}"),
+                FrameOutcome::Refused(_) => {
                     // The session is gone: a new one is opened and rebuilt.
                     let mut fresh = Connection::default();
                     let hello = self.core().hello(&login(), true);
@@ -268,7 +268,7 @@ impl World {
                     *c = fresh;
                     return true;
                 }
-                Step::Leave => return false,
+                FrameOutcome::Leave => return false,
             }
         }
         true
@@ -440,7 +440,7 @@ struct There {
     id: Id,
 }
 
-impl Source for There {
+impl MoveSource for There {
     fn reach(&self) -> Reach {
         self.core.lock().unwrap().reach()
     }

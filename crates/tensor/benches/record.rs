@@ -1,4 +1,4 @@
-//! What recording costs: nanoseconds an operation on a tensor of 16 elements, submission included, execution apart.
+//! What recording costs: nanoseconds per operation on a tensor of 16 elements, submission included, execution apart.
 //!
 //!     cargo bench -p kiln-tensor --bench record
 //!

@@ -4,7 +4,7 @@
 //! numbered as they are made. A leaf is handed to the hook as soon as its last contribution is recorded, before the
 //! walk goes on, so that its consumer can start work meanwhile.
 
-use crate::tape::{self, Leaf, Link, Number, Recorder, Rule, Saved, Step};
+use crate::tape::{self, Edge, GradRule, GradStep, Leaf, Number, Recorder, SavedValues};
 use crate::tensor::emit_one;
 use crate::{Device, Tensor};
 use kiln_device::Origin;
@@ -24,22 +24,22 @@ impl Tensor {
     pub fn requires_grad(self) -> Tensor {
         assert!(self.dtype().is_float(), "requires_grad: only floats have gradients, not {}", self.dtype());
         let leaf = Arc::new(Leaf { id: tape::leaf_number() });
-        Tensor { value: self.value, link: Some(Link::Leaf(leaf)) }
+        Tensor { value: self.value, edge: Some(Edge::Leaf(leaf)) }
     }
 
     /// Whether it takes part in differentiation.
     pub fn is_tracked(&self) -> bool {
-        self.link.is_some()
+        self.edge.is_some()
     }
 
     /// Whether its gradient was asked for by [`Tensor::requires_grad`].
     pub fn is_leaf(&self) -> bool {
-        matches!(self.link, Some(Link::Leaf(_)))
+        matches!(self.edge, Some(Edge::Leaf(_)))
     }
 
     /// The same value, outside differentiation.
     pub fn detach(&self) -> Tensor {
-        Tensor { value: self.value.clone(), link: None }
+        Tensor { value: self.value.clone(), edge: None }
     }
 
     /// The gradients of this one-element tensor with respect to every leaf it depends on. Saved values are released
@@ -65,8 +65,8 @@ impl Tensor {
 
     /// The number of this leaf, which no other leaf of this process has; `None` if it is not a leaf.
     pub fn leaf(&self) -> Option<u64> {
-        match &self.link {
-            Some(Link::Leaf(leaf)) => Some(leaf.id),
+        match &self.edge {
+            Some(Edge::Leaf(leaf)) => Some(leaf.id),
             _ => None,
         }
     }
@@ -107,9 +107,9 @@ pub struct Gradients {
 impl Gradients {
     /// The gradient of a leaf, if the differentiated tensor depends on it.
     pub fn get(&self, of: &Tensor) -> Option<&Tensor> {
-        match of.link.as_ref()? {
-            Link::Leaf(leaf) => self.leaves.get(&leaf.id),
-            Link::Step(step, out) => self.steps.get(&(step.number, *out)),
+        match of.edge.as_ref()? {
+            Edge::Leaf(leaf) => self.leaves.get(&leaf.id),
+            Edge::Step(step, out) => self.steps.get(&(step.number, *out)),
         }
     }
 
@@ -221,7 +221,7 @@ impl<'a> Backward<'a> {
     /// Walks.
     #[track_caller]
     pub fn run(self) -> Gradients {
-        let Some(link) = &self.root.link else {
+        let Some(edge) = &self.root.edge else {
             let name = if self.wanted.is_empty() { "backward" } else { "grad" };
             panic!(
                 "{name}: this tensor is not tracked: nothing it was made of requires a gradient, or it was made \
@@ -254,8 +254,8 @@ impl<'a> Backward<'a> {
             wanted: self
                 .wanted
                 .iter()
-                .filter_map(|t| match &t.link {
-                    Some(Link::Step(step, out)) => Some((step.number, *out)),
+                .filter_map(|t| match &t.edge {
+                    Some(Edge::Step(step, out)) => Some((step.number, *out)),
                     _ => None,
                 })
                 .collect(),
@@ -264,9 +264,9 @@ impl<'a> Backward<'a> {
             done: Gradients::default(),
         };
         let walked = tape::with_grad(self.track, || {
-            walk.expect(link);
-            walk.contribute(link, seed);
-            walk.settle(link);
+            walk.expect(edge);
+            walk.contribute(edge, seed);
+            walk.settle(edge);
             walk.run()
         });
         // Not inside, where the panic would be at a line of the walk instead of the caller's.
@@ -333,7 +333,7 @@ fn whole(mut parts: Vec<Part>, meta: Meta, origin: Origin) -> Option<Tensor> {
     padded.reduce(|sum, part| add(&sum, &part, origin))
 }
 
-struct Visit(Arc<Step>);
+struct Visit(Arc<GradStep>);
 
 impl Ord for Visit {
     fn cmp(&self, other: &Visit) -> std::cmp::Ordering {
@@ -354,33 +354,33 @@ impl Eq for Visit {}
 
 impl Walk<'_> {
     /// Counts the contributions that every leaf reachable from `root` will get.
-    fn expect(&mut self, root: &Link) {
+    fn expect(&mut self, root: &Edge) {
         if self.hook.is_none() {
             return;
         }
-        let mut links = vec![root];
-        while let Some(link) = links.pop() {
-            match link {
-                Link::Leaf(leaf) => *self.waiting.entry(leaf.id).or_default() += 1,
-                Link::Step(step, _) => {
+        let mut edges = vec![root];
+        while let Some(edge) = edges.pop() {
+            match edge {
+                Edge::Leaf(leaf) => *self.waiting.entry(leaf.id).or_default() += 1,
+                Edge::Step(step, _) => {
                     if self.counted.insert(step.number) {
-                        links.extend(step.links.iter().flatten());
+                        edges.extend(step.edges.iter().flatten());
                     }
                 }
             }
         }
     }
 
-    fn contribute(&mut self, link: &Link, gradient: Tensor) {
-        match link {
-            Link::Leaf(leaf) => {
+    fn contribute(&mut self, edge: &Edge, gradient: Tensor) {
+        match edge {
+            Edge::Leaf(leaf) => {
                 let sum = match self.done.leaves.remove(&leaf.id) {
                     Some(sum) => add(&sum, &gradient, self.origin),
                     None => gradient,
                 };
                 self.done.leaves.insert(leaf.id, sum);
             }
-            Link::Step(step, out) => {
+            Edge::Step(step, out) => {
                 let origin = self.origin;
                 let slot = &mut self.slots(step)[*out as usize];
                 *slot = Some(match slot.take() {
@@ -392,7 +392,7 @@ impl Walk<'_> {
     }
 
     /// The gradients of a step that is to be visited.
-    fn slots(&mut self, step: &Arc<Step>) -> &mut SmallVec<[Option<Tensor>; 1]> {
+    fn slots(&mut self, step: &Arc<GradStep>) -> &mut SmallVec<[Option<Tensor>; 1]> {
         self.grads.entry(step.number).or_insert_with(|| {
             self.heap.push(Visit(step.clone()));
             smallvec::smallvec![None; step.metas.outs()]
@@ -401,13 +401,13 @@ impl Walk<'_> {
 
     /// One contribution fewer to wait for; a leaf's last one fires the hook. A step is visited even if nothing was
     /// contributed to it, because the leaves below it count on it.
-    fn settle(&mut self, link: &Link) {
+    fn settle(&mut self, edge: &Edge) {
         if self.hook.is_none() {
             return;
         }
-        let leaf = match link {
-            Link::Leaf(leaf) => leaf,
-            Link::Step(step, _) => {
+        let leaf = match edge {
+            Edge::Leaf(leaf) => leaf,
+            Edge::Step(step, _) => {
                 self.slots(step);
                 return;
             }
@@ -451,20 +451,20 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn visit(&mut self, step: &Arc<Step>, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<(), String> {
+    fn visit(&mut self, step: &Arc<GradStep>, grads: SmallVec<[Option<Tensor>; 1]>) -> Result<(), String> {
         if grads.iter().all(Option::is_none) {
-            step.links.iter().flatten().for_each(|link| self.settle(link));
+            step.edges.iter().flatten().for_each(|edge| self.settle(edge));
             return Ok(());
         }
         match &step.rule {
-            Rule::Op(op) => self.visit_op(step, op, grads)?,
-            Rule::Custom(rule) => {
+            GradRule::Op(op) => self.visit_op(step, op, grads)?,
+            GradRule::Custom(rule) => {
                 let gradients = rule(&grads);
-                if gradients.len() != step.links.len() {
+                if gradients.len() != step.edges.len() {
                     return Err("a custom derivative gave another number of gradients than operands".into());
                 }
                 for (i, gradient) in gradients.into_iter().enumerate() {
-                    let Some(link) = &step.links[i] else { continue };
+                    let Some(edge) = &step.edges[i] else { continue };
                     if let Some(gradient) = gradient {
                         let want = step.metas.operand(i);
                         if gradient.meta() != want {
@@ -473,21 +473,21 @@ impl Walk<'_> {
                                 gradient.meta()
                             ));
                         }
-                        self.contribute(link, gradient);
+                        self.contribute(edge, gradient);
                     }
-                    self.settle(link);
+                    self.settle(edge);
                 }
             }
-            Rule::Again(again) => {
+            GradRule::Recompute(again) => {
                 let Some(Some(gradient)) = grads.into_iter().next() else { return Ok(()) };
                 let result = tape::with_grad(true, again);
-                if let Some(link) = &result.link {
-                    self.expect(link);
-                    self.contribute(link, gradient);
+                if let Some(edge) = &result.edge {
+                    self.expect(edge);
+                    self.contribute(edge, gradient);
                 }
                 // The step itself stood for one contribution to each leaf its function reaches.
-                for link in step.links.iter().flatten() {
-                    self.settle(link);
+                for edge in step.edges.iter().flatten() {
+                    self.settle(edge);
                 }
             }
         }
@@ -496,7 +496,7 @@ impl Walk<'_> {
 
     fn visit_op(
         &mut self,
-        step: &Arc<Step>,
+        step: &Arc<GradStep>,
         op: &Op,
         grads: SmallVec<[Option<Tensor>; 1]>,
     ) -> Result<(), String> {
@@ -511,13 +511,13 @@ impl Walk<'_> {
 
     fn contributions(
         &mut self,
-        step: &Arc<Step>,
+        step: &Arc<GradStep>,
         op: &Op,
         grads: SmallVec<[Option<Tensor>; 1]>,
-        saved: Saved,
+        saved: SavedValues,
         recorder: &Recorder,
     ) {
-        let (operands, results) = (step.links.len(), step.metas.outs());
+        let (operands, results) = (step.edges.len(), step.metas.outs());
         let grads: SmallVec<[Option<V<'_>>; 1]> = (grads.into_iter().enumerate())
             .map(|(i, grad)| grad.map(|g| V::new(recorder, recorder.push(Some(g), step.metas.result(i)))))
             .collect();
@@ -525,41 +525,41 @@ impl Walk<'_> {
         let mut next = |i: usize| saved.next_if(|(at, _)| *at == i as u32).map(|(_, value)| value);
         let mut ins: SmallVec<[V<'_>; 3]> = SmallVec::new();
         for i in 0..operands {
-            let tensor = next(i).map(|value| Tensor { value, link: step.links[i].clone() });
+            let tensor = next(i).map(|value| Tensor { value, edge: step.edges[i].clone() });
             ins.push(V::new(recorder, recorder.push(tensor, step.metas.operand(i))));
         }
         let mut outs: SmallVec<[V<'_>; 1]> = SmallVec::new();
         for i in 0..results {
-            let link = || Some(Link::Step(step.clone(), i as u32));
-            let tensor = next(operands + i).map(|value| Tensor { value, link: link() });
+            let edge = || Some(Edge::Step(step.clone(), i as u32));
+            let tensor = next(operands + i).map(|value| Tensor { value, edge: edge() });
             outs.push(V::new(recorder, recorder.push(tensor, step.metas.result(i))));
         }
         let rule = kiln_grad::Rule { grads: &grads, ins: &ins, outs: &outs };
-        if let (Op::Move(Move::Slice { axis, start, end, step: 1 }), [Some(link @ Link::Step(from, out))]) =
-            (op, &step.links[..])
+        if let (Op::Move(Move::Slice { axis, start, end, step: 1 }), [Some(edge @ Edge::Step(from, out))]) =
+            (op, &step.edges[..])
             && let Some(gradient) = grads.first().copied().flatten()
         {
             let gradient = recorder.tensor(gradient.key());
             let part = Part { axis: *axis, start: *start, end: *end, gradient };
             self.slots(from);
             self.parts.entry((from.number, *out)).or_default().push(part);
-            return self.settle(link);
+            return self.settle(edge);
         }
         // Leaves come first: what their hook starts need not wait for what the walk goes on with.
-        let links = || step.links.iter().enumerate().filter_map(|(i, link)| Some((i, link.as_ref()?)));
-        let leaves = links().filter(|(_, link)| matches!(link, Link::Leaf(_)));
-        for (i, link) in leaves.chain(links().filter(|(_, link)| matches!(link, Link::Step(..)))) {
+        let edges = || step.edges.iter().enumerate().filter_map(|(i, edge)| Some((i, edge.as_ref()?)));
+        let leaves = edges().filter(|(_, edge)| matches!(edge, Edge::Leaf(_)));
+        for (i, edge) in leaves.chain(edges().filter(|(_, edge)| matches!(edge, Edge::Step(..)))) {
             if let Some(gradient) = kiln_grad::gradient(op, &rule, i) {
                 // A hook has what it is given to itself.
-                let alone = self.hook.is_some() && matches!(link, Link::Leaf(_));
+                let alone = self.hook.is_some() && matches!(edge, Edge::Leaf(_));
                 let key = gradient.key();
-                self.contribute(link, if alone { recorder.take(key) } else { recorder.tensor(key) });
+                self.contribute(edge, if alone { recorder.take(key) } else { recorder.tensor(key) });
             }
-            self.settle(link);
+            self.settle(edge);
         }
     }
 
-    fn saved(&self, step: &Step) -> Result<Saved, String> {
+    fn saved(&self, step: &GradStep) -> Result<SavedValues, String> {
         let mut saved = step.saved.lock().unwrap_or_else(|e| e.into_inner());
         let taken = if self.keep { saved.clone() } else { saved.take() };
         taken.ok_or_else(|| {
@@ -587,10 +587,10 @@ impl Tensor {
             return Ok(self.clone());
         }
         let moved = match crate::lane::fetch(device, &self.value) {
-            Some(value) => Tensor { value, link: None },
+            Some(value) => Tensor { value, edge: None },
             None => Tensor::from_data(self.to_data()?, device),
         };
-        Ok(match (&self.link, tape::is_grad_enabled()) {
+        Ok(match (&self.edge, tape::is_grad_enabled()) {
             (Some(_), true) => {
                 let home = self.device();
                 crate::checkpoint::attach(

@@ -1,7 +1,7 @@
 //! Derivatives of the user's own making: `custom_grad`, and `checkpoint`, which recomputes instead of keeping.
 
 use crate::random;
-use crate::tape::{self, CustomRule, Link, Metas, Rule, Saved, Step};
+use crate::tape::{self, CustomRule, Edge, GradRule, GradStep, Metas, SavedValues};
 use crate::{Gradients, Tensor};
 use kiln_device::Origin;
 use smallvec::SmallVec;
@@ -25,11 +25,11 @@ pub fn checkpoint(x: &Tensor, f: impl Fn(&Tensor) -> Tensor + Send + Sync + 'sta
     if !tape::is_grad_enabled() {
         return y.detach();
     }
-    let Some(link) = &y.link else { return y };
-    let links = frontier(link, x.link.as_ref());
+    let Some(edge) = &y.edge else { return y };
+    let edges = frontier(edge, x.edge.as_ref());
     let x = x.clone();
     let again = Box::new(move || random::with_generator(generator.clone(), || f(&x)));
-    attach_rule(links, &[], y.detach(), Rule::Again(again), origin)
+    attach_rule(edges, &[], y.detach(), GradRule::Recompute(again), origin)
 }
 
 /// `y`, with `derivative` giving the gradients of `inputs` (in order; `None` for none) from the gradient of `y`. Compute
@@ -62,55 +62,55 @@ pub fn custom_grad(
 /// `y` as the result of a step with this rule.
 #[track_caller]
 pub(crate) fn attach(inputs: &[&Tensor], y: Tensor, rule: CustomRule) -> Tensor {
-    let links: SmallVec<[Option<Link>; 2]> = inputs.iter().map(|t| t.link.clone()).collect();
-    if !tape::is_grad_enabled() || links.iter().all(Option::is_none) {
+    let edges: SmallVec<[Option<Edge>; 2]> = inputs.iter().map(|t| t.edge.clone()).collect();
+    if !tape::is_grad_enabled() || edges.iter().all(Option::is_none) {
         return y.detach();
     }
-    attach_rule(links, inputs, y.detach(), Rule::Custom(rule), Origin::here())
+    attach_rule(edges, inputs, y.detach(), GradRule::Custom(rule), Origin::here())
 }
 
 fn attach_rule(
-    links: SmallVec<[Option<Link>; 2]>,
+    edges: SmallVec<[Option<Edge>; 2]>,
     inputs: &[&Tensor],
     y: Tensor,
-    rule: Rule,
+    rule: GradRule,
     origin: Origin,
 ) -> Tensor {
-    let step = Step {
-        number: tape::number(&links),
+    let step = GradStep {
+        number: tape::number(&edges),
         rule,
-        links,
+        edges,
         metas: Metas::new(inputs, std::slice::from_ref(&y.value)),
         device: y.value.device(),
         origin,
-        saved: Mutex::new(Some(Saved::default())),
+        saved: Mutex::new(Some(SavedValues::default())),
     };
-    Tensor { value: y.value, link: Some(Link::Step(Arc::new(step), 0)) }
+    Tensor { value: y.value, edge: Some(Edge::Step(Arc::new(step), 0)) }
 }
 
 /// The links at which the graph below `root` leaves a checkpointed function: leaves, and the function's operand.
-fn frontier(root: &Link, operand: Option<&Link>) -> SmallVec<[Option<Link>; 2]> {
+fn frontier(root: &Edge, operand: Option<&Edge>) -> SmallVec<[Option<Edge>; 2]> {
     let mut seen = rustc_hash::FxHashSet::default();
-    let mut out: SmallVec<[Option<Link>; 2]> = SmallVec::new();
-    let mut links = vec![root];
+    let mut out: SmallVec<[Option<Edge>; 2]> = SmallVec::new();
+    let mut edges = vec![root];
     let stop = match operand {
-        Some(Link::Step(step, _)) => Arc::as_ptr(step) as usize,
+        Some(Edge::Step(step, _)) => Arc::as_ptr(step) as usize,
         _ => 0,
     };
-    while let Some(link) = links.pop() {
-        match link {
-            Link::Leaf(leaf) => {
+    while let Some(edge) = edges.pop() {
+        match edge {
+            Edge::Leaf(leaf) => {
                 if seen.insert(Arc::as_ptr(leaf) as usize) {
-                    out.push(Some(link.clone()));
+                    out.push(Some(edge.clone()));
                 }
             }
-            Link::Step(step, _) => {
+            Edge::Step(step, _) => {
                 let key = Arc::as_ptr(step) as usize;
                 if seen.insert(key) {
                     if key == stop {
-                        out.push(Some(link.clone()));
+                        out.push(Some(edge.clone()));
                     } else {
-                        links.extend(step.links.iter().flatten());
+                        edges.extend(step.edges.iter().flatten());
                     }
                 }
             }

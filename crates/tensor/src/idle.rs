@@ -6,7 +6,7 @@ use crate::lane::Lane;
 use std::sync::{Condvar, Mutex, Once};
 use std::time::Duration;
 
-/// How long something waits at least. Recording a step takes a fraction of this; a step that is cut here is computed as
+/// How long something waits at least. Recording a step takes a fraction of this; a step that is sealed here is computed as
 /// ever, but looks new to its device.
 const OLD: Duration = Duration::from_millis(100);
 

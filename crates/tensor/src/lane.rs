@@ -23,7 +23,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
 /// Items that a lane holds at most.
 const MOST_ITEMS: usize = 4096;
 /// Bytes by which what waits in a lane may make the device's memory grow before it is computed: results that it defines,
-/// less what it frees. An optimiser's step that replaces its parameters is not cut, however large they are.
+/// less what it frees. An optimiser's step that replaces its parameters is not split, however large they are.
 const MOST_BYTES: isize = 1 << 29;
 
 /// The place of what was defined without being recorded: before the first item.
@@ -65,7 +65,7 @@ struct State {
 
 thread_local! {
     static LANES: Lanes = const { Lanes { all: RefCell::new(Vec::new()), freed: RefCell::new(Vec::new()) } };
-    /// The lane used last; nothing once the thread's lanes are closed.
+    /// The lane used last; `None` once the thread's lanes are closed.
     static LAST: Cell<Option<&'static Lane>> = const { Cell::new(None) };
 }
 
@@ -174,14 +174,14 @@ impl Lane {
 
     /// Submits everything before place `end`.
     fn seal_to(&self, mut state: MutexGuard<'_, State>, end: u64, urgency: Urgency) {
-        let held = self.cut(&mut state, end, urgency);
+        let held = self.submit_to(&mut state, end, urgency);
         drop(state);
         drop(held);
     }
 
     /// Takes everything before place `end` out of the lane and submits it. Gives back what was held for it, to be
     /// dropped after the lock.
-    fn cut(&self, state: &mut State, end: u64, urgency: Urgency) -> Vec<(u64, Arc<Value>)> {
+    fn submit_to(&self, state: &mut State, end: u64, urgency: Urgency) -> Vec<(u64, Arc<Value>)> {
         let from = self.submitted();
         if end <= from || state.items.is_empty() {
             return Vec::new();
@@ -362,7 +362,7 @@ impl Lane {
     }
 
     /// Seals the lane if its device has nothing to do and nothing was sealed since it stood at `seen`. Gives where it
-    /// stands, or nothing if nothing waits.
+    /// stands, or `None` if nothing waits.
     pub fn seal_if_idle(&'static self, seen: u64) -> Option<u64> {
         // Whoever has the lock records or submits: the lane is not old.
         let Ok(mut state) = self.state.try_lock() else { return Some(seen) };

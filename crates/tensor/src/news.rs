@@ -16,15 +16,15 @@ const MOST: usize = 256;
 /// What is to be told of one device.
 #[derive(Default)]
 pub(crate) struct News {
-    told: VecDeque<Told>,
-    steps: VecDeque<Step>,
+    told: VecDeque<ToldFailure>,
+    steps: VecDeque<StepOutcome>,
     waiting: VecDeque<(Option<&'static Lane>, Error)>,
     /// Steps that were skipped as agreed.
     skipped: VecDeque<String>,
 }
 
 /// A failure that was told: the value that there would have been, and where it was recorded.
-struct Told {
+struct ToldFailure {
     value: Id,
     origin: Option<Origin>,
 }
@@ -32,10 +32,10 @@ struct Told {
 /// Values between those of an operation and of its backward, at most.
 const NEAR: u64 = 1 << 20;
 
-impl Told {
-    fn of(error: &Error) -> Option<Told> {
+impl ToldFailure {
+    fn of(error: &Error) -> Option<ToldFailure> {
         match error {
-            Error::Failed { value, origin, .. } => Some(Told { value: *value, origin: *origin }),
+            Error::Failed { value, origin, .. } => Some(ToldFailure { value: *value, origin: *origin }),
             _ => None,
         }
     }
@@ -53,7 +53,7 @@ impl Told {
 }
 
 /// A step whose outcome may still be told.
-struct Step {
+struct StepOutcome {
     /// Its guard.
     word: Id,
     /// Whose gradients the operands of the guard are.
@@ -70,7 +70,7 @@ impl Device {
             Some(last) if last.paths[..] == paths[..] => last.paths.clone(),
             _ => paths.into(),
         };
-        keep(&mut news.steps, Step { word: word.value.id, paths, skips });
+        keep(&mut news.steps, StepOutcome { word: word.value.id, paths, skips });
     }
 
     /// The answer of a read, unless there is something else to tell first: a step of that lane's thread that was not
@@ -113,7 +113,8 @@ impl Device {
         news.waiting = others;
         let mut due: Vec<Error> = due.into_iter().map(|(_, error)| error).collect();
         // A step that was refused tells of its cause.
-        let causes: Vec<Told> = due.iter().filter_map(|e| Told::of(e.cause_of_step()?)).collect();
+        let causes: Vec<ToldFailure> =
+            due.iter().filter_map(|e| ToldFailure::of(e.cause_of_step()?)).collect();
         due.retain(|error| !causes.iter().any(|told| told.covers(error)));
         due.iter().for_each(|error| news.tell(error));
         match due.len() {
@@ -185,7 +186,7 @@ impl News {
 
     /// This failure, and what failed because of it, is not told again.
     fn tell(&mut self, error: &Error) {
-        for told in [Some(error), error.cause_of_step()].into_iter().flatten().filter_map(Told::of) {
+        for told in [Some(error), error.cause_of_step()].into_iter().flatten().filter_map(ToldFailure::of) {
             keep(&mut self.told, told);
         }
         let mut waiting = std::mem::take(&mut self.waiting);

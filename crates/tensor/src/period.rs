@@ -1,4 +1,4 @@
-//! Where a full lane is cut: a loop that neither reads nor marks its rounds looks the same in every window only if windows
+//! Where a full lane is sealed: a loop that neither reads nor marks its rounds looks the same in every window only if windows
 //! begin at the same place of a round.
 
 use kiln_ir::Item;

@@ -4,9 +4,9 @@
 use crate::{DType, Error, Tensor};
 use std::fmt::{Display, Formatter, Result, Write};
 
-/// Axes longer than this are cut to their ends when the whole is large.
+/// Axes longer than this are shortened to their ends when the whole is large.
 const EDGE: usize = 3;
-/// Tensors with more elements than this are cut.
+/// Tensors with more elements than this are shortened.
 const WHOLE: usize = 1000;
 
 impl Display for Tensor {
@@ -70,11 +70,11 @@ fn rows(
     };
     let inner: usize = shape[axis + 1..].iter().product();
     let last = axis + 1 == shape.len();
-    let cut = words.len() > WHOLE && length > 2 * EDGE;
+    let shortened = words.len() > WHOLE && length > 2 * EDGE;
     f.write_char('[')?;
     let mut first = true;
     for i in 0..length {
-        if cut && (EDGE..length - EDGE).contains(&i) {
+        if shortened && (EDGE..length - EDGE).contains(&i) {
             if i == EDGE {
                 write!(f, "{}…", if last { ", ".to_string() } else { format!(",\n{}", " ".repeat(indent)) })?;
             }

@@ -13,11 +13,11 @@ use std::sync::{Arc, Mutex};
 
 /// Where a tensor's gradient goes.
 #[derive(Clone)]
-pub(crate) enum Link {
+pub(crate) enum Edge {
     /// To the user.
     Leaf(Arc<Leaf>),
     /// To result `1` of a step.
-    Step(Arc<Step>, u32),
+    Step(Arc<GradStep>, u32),
 }
 
 /// A tensor whose gradient the user asked for.
@@ -26,16 +26,16 @@ pub(crate) struct Leaf {
 }
 
 /// A recorded operation on tracked tensors.
-pub(crate) struct Step {
+pub(crate) struct GradStep {
     /// A step's number is above those of its operands, and of what its thread made before.
     pub number: Number,
-    pub rule: Rule,
-    pub links: SmallVec<[Option<Link>; 2]>,
+    pub rule: GradRule,
+    pub edges: SmallVec<[Option<Edge>; 2]>,
     pub metas: Metas,
     pub device: &'static Device,
     pub origin: Origin,
     /// What the rule uses; taken by the first backward that does not keep it.
-    pub saved: Mutex<Option<Saved>>,
+    pub saved: Mutex<Option<SavedValues>>,
 }
 
 /// Names a step, and orders it after its operands.
@@ -87,20 +87,20 @@ impl Metas {
 }
 
 /// A step's kept values: operands and then results, each with its place among them.
-pub(crate) type Saved = SmallVec<[(u32, Arc<Value>); 2]>;
+pub(crate) type SavedValues = SmallVec<[(u32, Arc<Value>); 2]>;
 
 /// How a step's gradients are made.
-pub(crate) enum Rule {
+pub(crate) enum GradRule {
     /// From the operation's rule.
     Op(Op),
     /// By the user's function: gradients of the results to gradients of the operands.
     Custom(CustomRule),
     /// By running the user's function again and differentiating what it records then.
-    Again(Again),
+    Recompute(Recompute),
 }
 
 pub(crate) type CustomRule = Box<dyn Fn(&[Option<Tensor>]) -> Vec<Option<Tensor>> + Send + Sync>;
-pub(crate) type Again = Box<dyn Fn() -> Tensor + Send + Sync>;
+pub(crate) type Recompute = Box<dyn Fn() -> Tensor + Send + Sync>;
 
 thread_local! {
     static ENABLED: Cell<bool> = const { Cell::new(true) };
@@ -135,7 +135,7 @@ pub(crate) fn leaf_number() -> u64 {
 }
 
 /// A number above those of the steps behind `links`. It is no other step's: a thread's numbers ascend.
-pub(crate) fn number(links: &[Option<Link>]) -> Number {
+pub(crate) fn number(edges: &[Option<Edge>]) -> Number {
     thread_local! {
         static LAST: Cell<Number> = const { Cell::new(Number { clock: 0, thread: 0 }) };
     }
@@ -144,8 +144,8 @@ pub(crate) fn number(links: &[Option<Link>]) -> Number {
     if last.thread == 0 {
         last.thread = THREADS.fetch_add(1, Ordering::Relaxed);
     }
-    for link in links.iter().flatten() {
-        if let Link::Step(step, _) = link {
+    for edge in edges.iter().flatten() {
+        if let Edge::Step(step, _) = edge {
             last.clock = last.clock.max(step.number.clock);
         }
     }
@@ -162,35 +162,35 @@ pub(crate) fn track(
     origin: Origin,
 ) -> SmallVec<[Tensor; 2]> {
     let Some(step) = step(op, ins, &values, origin) else {
-        return values.into_iter().map(|value| Tensor { value, link: None }).collect();
+        return values.into_iter().map(|value| Tensor { value, edge: None }).collect();
     };
     values
         .into_iter()
         .enumerate()
         .map(|(i, value)| {
-            let link = value.meta.dtype.is_float().then(|| Link::Step(step.clone(), i as u32));
-            Tensor { value, link }
+            let edge = value.meta.dtype.is_float().then(|| Edge::Step(step.clone(), i as u32));
+            Tensor { value, edge }
         })
         .collect()
 }
 
 /// Like [`track`], for an operation with one result.
 pub(crate) fn track_one(op: Op, ins: &[&Tensor], value: Arc<Value>, origin: Origin) -> Tensor {
-    let link = step(op, ins, std::slice::from_ref(&value), origin).map(|step| Link::Step(step, 0));
-    Tensor { value, link }
+    let edge = step(op, ins, std::slice::from_ref(&value), origin).map(|step| Edge::Step(step, 0));
+    Tensor { value, edge }
 }
 
-/// The step of an operation; nothing if no gradient flows through it.
-fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Option<Arc<Step>> {
+/// The step of an operation; `None` if no gradient flows through it.
+fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Option<Arc<GradStep>> {
     if !values.iter().any(|v| v.meta.dtype.is_float()) {
         return None;
     }
-    let mut links: SmallVec<[Option<Link>; 2]> = SmallVec::with_capacity(ins.len());
+    let mut edges: SmallVec<[Option<Edge>; 2]> = SmallVec::with_capacity(ins.len());
     let mut kept = 0;
     let mut any = false;
     for (i, t) in ins.iter().enumerate() {
-        let flows = t.link.is_some() && !matches!(kiln_grad::flow(&op, i), kiln_grad::Flow::None(_));
-        links.push(if flows { t.link.clone() } else { None });
+        let flows = t.edge.is_some() && !matches!(kiln_grad::flow(&op, i), kiln_grad::Flow::None(_));
+        edges.push(if flows { t.edge.clone() } else { None });
         if flows {
             any = true;
             kept |= saves(&op, ins, values, i);
@@ -199,7 +199,7 @@ fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Optio
     if !any {
         return None;
     }
-    let mut saved = Saved::new();
+    let mut saved = SavedValues::new();
     if kept != 0 {
         let all = ins.iter().map(|t| &t.value).chain(values);
         let bit = |i: usize| if i < ins.len() { i } else { 32 + i - ins.len() };
@@ -209,10 +209,10 @@ fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Optio
                 .map(|(i, v)| (i as u32, v.clone())),
         );
     }
-    Some(Arc::new(Step {
-        number: number(&links),
-        rule: Rule::Op(op),
-        links,
+    Some(Arc::new(GradStep {
+        number: number(&edges),
+        rule: GradRule::Op(op),
+        edges,
         metas: Metas::new(ins, values),
         device: values[0].device(),
         origin,
@@ -223,9 +223,9 @@ fn step(op: Op, ins: &[&Tensor], values: &[Arc<Value>], origin: Origin) -> Optio
 /// What the rule for operand `i` uses. A training step asks the same again and again, so each thread remembers.
 fn saves(op: &Op, ins: &[&Tensor], values: &[Arc<Value>], i: usize) -> u64 {
     /// An operation on these metas (operands and then results), an operand, and what its rule uses.
-    type Known = (Op, SmallVec<[Meta; 4]>, usize, u64);
+    type Memo = (Op, SmallVec<[Meta; 4]>, usize, u64);
     thread_local! {
-        static KNOWN: RefCell<Vec<Known>> = const { RefCell::new(Vec::new()) };
+        static KNOWN: RefCell<Vec<Memo>> = const { RefCell::new(Vec::new()) };
     }
     const MOST: usize = 64;
     // What elementwise rules use does not depend on metas.
@@ -234,9 +234,9 @@ fn saves(op: &Op, ins: &[&Tensor], values: &[Arc<Value>], i: usize) -> u64 {
     }
     let metas = || ins.iter().map(|t| t.value.meta).chain(values.iter().map(|v| v.meta));
     let count = ins.len() + values.len();
-    let find = |known: &Vec<Known>| {
+    let find = |known: &Vec<Memo>| {
         let same =
-            |k: &&Known| k.2 == i && k.0 == *op && k.1.len() == count && k.1.iter().copied().eq(metas());
+            |k: &&Memo| k.2 == i && k.0 == *op && k.1.len() == count && k.1.iter().copied().eq(metas());
         known.iter().find(same).map(|k| k.3)
     };
     if let Ok(Some(bits)) = KNOWN.try_with(|known| find(&known.borrow())) {
@@ -255,37 +255,37 @@ fn saves(op: &Op, ins: &[&Tensor], values: &[Arc<Value>], i: usize) -> u64 {
 }
 
 thread_local! {
-    /// What steps that are being dropped on this thread held; nothing while none is.
-    static ENDING: RefCell<Option<Vec<Held>>> = const { RefCell::new(None) };
+    /// What steps that are being dropped on this thread held; `None` while none is.
+    static ENDING: RefCell<Option<Vec<Holding>>> = const { RefCell::new(None) };
 }
 
 /// What a step holds that may hold other steps: links, and tensors that its rule captured.
-enum Held {
-    Links(SmallVec<[Option<Link>; 2]>),
+enum Holding {
+    Edges(SmallVec<[Option<Edge>; 2]>),
     Custom(#[allow(dead_code)] CustomRule),
-    Again(#[allow(dead_code)] Again),
+    Recompute(#[allow(dead_code)] Recompute),
 }
 
-impl Step {
+impl GradStep {
     /// Takes out what it holds that may hold other steps.
-    fn held(&mut self, mut take: impl FnMut(Held)) {
-        if self.links.iter().any(|link| matches!(link, Some(Link::Step(..)))) {
-            take(Held::Links(std::mem::take(&mut self.links)));
+    fn held(&mut self, mut take: impl FnMut(Holding)) {
+        if self.edges.iter().any(|edge| matches!(edge, Some(Edge::Step(..)))) {
+            take(Holding::Edges(std::mem::take(&mut self.edges)));
         }
-        if !matches!(self.rule, Rule::Op(_)) {
-            match std::mem::replace(&mut self.rule, Rule::Op(Op::Select)) {
-                Rule::Op(_) => {}
-                Rule::Custom(rule) => take(Held::Custom(rule)),
-                Rule::Again(rule) => take(Held::Again(rule)),
+        if !matches!(self.rule, GradRule::Op(_)) {
+            match std::mem::replace(&mut self.rule, GradRule::Op(Op::Select)) {
+                GradRule::Op(_) => {}
+                GradRule::Custom(rule) => take(Holding::Custom(rule)),
+                GradRule::Recompute(rule) => take(Holding::Recompute(rule)),
             }
         }
     }
 }
 
 /// Dropping a long chain of steps one inside the other would overflow the stack: the first one drops the rest in a loop.
-impl Drop for Step {
+impl Drop for GradStep {
     fn drop(&mut self) {
-        let mut stack: SmallVec<[Held; 4]> = SmallVec::new();
+        let mut stack: SmallVec<[Holding; 4]> = SmallVec::new();
         self.held(|held| stack.push(held));
         if stack.is_empty() {
             return;
@@ -300,16 +300,16 @@ impl Drop for Step {
         });
         while let Some(held) = stack.pop() {
             match held {
-                Held::Links(links) => {
-                    for link in links.into_iter().flatten() {
-                        let Link::Step(mut step, _) = link else { continue };
+                Holding::Edges(edges) => {
+                    for edge in edges.into_iter().flatten() {
+                        let Edge::Step(mut step, _) = edge else { continue };
                         // The last holder empties it, so that its own drop has nothing to do.
                         if let Some(step) = Arc::get_mut(&mut step) {
                             step.held(|held| stack.push(held));
                         }
                     }
                 }
-                captured @ (Held::Custom(_) | Held::Again(_)) => drop(captured),
+                captured @ (Holding::Custom(_) | Holding::Recompute(_)) => drop(captured),
             }
             if stack.is_empty() {
                 let next = ENDING.try_with(|ending| ending.borrow_mut().as_mut().and_then(Vec::pop));
@@ -328,11 +328,11 @@ pub(crate) struct Recorder {
     origin: Origin,
     tensors: RefCell<Vec<Option<Tensor>>>,
     metas: RefCell<Vec<Meta>>,
-    emitted: RefCell<Vec<Emitted>>,
+    emitted: RefCell<Vec<RecordedNode>>,
 }
 
 /// A node that was recorded, and its results.
-struct Emitted {
+struct RecordedNode {
     op: Op,
     ins: SmallVec<[u32; 3]>,
     outs: SmallVec<[u32; 2]>,
@@ -404,7 +404,11 @@ impl Build for Recorder {
                 self.push(Some(tensor), meta)
             })
             .collect();
-        self.emitted.borrow_mut().push(Emitted { op, ins: SmallVec::from_slice(ins), outs: outs.clone() });
+        self.emitted.borrow_mut().push(RecordedNode {
+            op,
+            ins: SmallVec::from_slice(ins),
+            outs: outs.clone(),
+        });
         outs
     }
 

@@ -1,6 +1,6 @@
 //! The tensor itself: a value, and its place in the graph of derivatives.
 
-use crate::tape::{self, Link};
+use crate::tape::{self, Edge};
 use crate::value::Value;
 use crate::{Device, lane};
 use kiln_device::{Data, Origin};
@@ -17,13 +17,13 @@ use std::sync::Arc;
 #[must_use = "operations give a new tensor and change none"]
 pub struct Tensor {
     pub(crate) value: Arc<Value>,
-    pub(crate) link: Option<Link>,
+    pub(crate) edge: Option<Edge>,
 }
 
 impl Tensor {
     /// A tensor from host data.
     pub fn from_data(data: Data, device: &Device) -> Tensor {
-        Tensor { value: lane::write(device, data), link: None }
+        Tensor { value: lane::write(device, data), edge: None }
     }
 
     /// Its dtype and shape.
@@ -149,7 +149,7 @@ pub(crate) fn emit(op: Op, ins: &[&Tensor], device: &Device, origin: Origin) -> 
     }
     if !is_tracked(ins) {
         let values = lane::record(device, op, ins, &outs, origin);
-        return values.into_iter().map(|value| Tensor { value, link: None }).collect();
+        return values.into_iter().map(|value| Tensor { value, edge: None }).collect();
     }
     let values = lane::record(device, op.clone(), ins, &outs, origin);
     tape::track(op, ins, values, origin)
@@ -179,14 +179,14 @@ pub(crate) fn emit_one(op: Op, ins: &[&Tensor], device: &Device, origin: Origin)
         return emit(op, ins, device, origin).swap_remove(0);
     }
     if !is_tracked(ins) {
-        return Tensor { value: lane::record_one(device, op, ins, out, origin), link: None };
+        return Tensor { value: lane::record_one(device, op, ins, out, origin), edge: None };
     }
     let value = lane::record_one(device, op.clone(), ins, out, origin);
     tape::track_one(op, ins, value, origin)
 }
 
 fn is_tracked(ins: &[&Tensor]) -> bool {
-    ins.iter().any(|t| t.link.is_some()) && tape::is_grad_enabled()
+    ins.iter().any(|t| t.edge.is_some()) && tape::is_grad_enabled()
 }
 
 /// Quantised operands of operations that have no packed form are unpacked first.

@@ -1,4 +1,4 @@
-//! Where lanes are cut, and what a drop never does.
+//! Where lanes are sealed, and what a drop never does.
 
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Data, DeviceInfo, Error, Memory, Pending, Place};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[test]
-fn a_loop_without_marks_is_cut_between_rounds() {
+fn a_loop_without_marks_is_sealed_between_rounds() {
     let gate = Arc::new(Gate::new(None));
     let device = Device::wrap("lanes-loop", gate.clone()).unwrap();
     let mut x = Tensor::from_vec(vec![0.5f32; 8], [8], &device);

@@ -1,4 +1,4 @@
-//! Random programs: however a program is cut, run or shared out, its results have the same bits.
+//! Random programs: however a program is split, run or shared out, its results have the same bits.
 
 use kiln_tensor::{DType, Data, Device, Tensor, set_threads};
 use proptest::prelude::*;

@@ -71,7 +71,7 @@ fn a_damaged_recording_is_an_error_at_every_byte() {
     }
     for length in (0..whole.len()).rev() {
         open.set_len(length as u64).unwrap();
-        refused("cut", length);
+        refused("truncated", length);
     }
     std::fs::remove_file(&victim).unwrap();
     refused("no file", 0);

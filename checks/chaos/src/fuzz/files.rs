@@ -133,7 +133,7 @@ fn planned() -> Cpu {
 }
 
 /// The plan that the device keeps of the program, and what the program gives.
-struct Plan {
+struct PlanFile {
     path: PathBuf,
     /// The bytes up to and including what says that it is of this program.
     head: Vec<u8>,
@@ -142,8 +142,8 @@ struct Plan {
     results: Vec<Result<Vec<u8>, String>>,
 }
 
-fn plan() -> &'static Plan {
-    static MADE: LazyLock<Plan> = LazyLock::new(|| {
+fn plan() -> &'static PlanFile {
+    static MADE: LazyLock<PlanFile> = LazyLock::new(|| {
         let results = ran(&planned());
         let mut files: Vec<PathBuf> =
             std::fs::read_dir(folder().join("plans")).expect("plans").flatten().map(|e| e.path()).collect();
@@ -157,7 +157,7 @@ fn plan() -> &'static Plan {
         }
         let groups = r.rest().to_vec();
         let head = bytes[..bytes.len() - 4 - groups.len()].to_vec();
-        Plan { path: files.swap_remove(0), head, groups, results }
+        PlanFile { path: files.swap_remove(0), head, groups, results }
     });
     &MADE
 }

@@ -11,15 +11,15 @@ use kiln_cpu::{Cpu, Reference, pool};
 use kiln_device::{Batch, Bytes, Data, Driver, Error, Place};
 use kiln_ir::wire::Table;
 use kiln_ir::{
-    AxisSet, DType, Dims, Field, FormError, Id, Item, Meta, Move, Node, Op, Real, Scalar, Shape, Source,
+    AxisSet, DType, Dims, Field, FieldSource, FormError, Id, Item, Meta, Move, Node, Op, Real, Scalar, Shape,
     infer,
 };
 use kiln_remote::protocol::Frame;
 use kiln_remote::protocol::greeting::Purpose;
 use kiln_remote::protocol::message::{Message, pieces};
 use kiln_remote::protocol::template::{difference, split};
-use kiln_remote::server::registry::{Admitted, Config, Registry};
-use kiln_remote::server::session::{Quota, Step};
+use kiln_remote::server::registry::{Config, Registry, Visitor};
+use kiln_remote::server::session::{Quota, SessionEvent};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
@@ -108,7 +108,7 @@ impl Choices<'_> {
     }
 }
 
-impl Source for Choices<'_> {
+impl FieldSource for Choices<'_> {
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
         Ok(match like {
             Field::Shape(_) => Field::Shape(self.shape()),
@@ -199,7 +199,7 @@ fn content(meta: Meta) -> Bytes {
 }
 
 /// A program as it is made.
-struct Made {
+struct Generated {
     given: Vec<(Id, Meta)>,
     batches: Vec<Batch>,
     /// What is defined at the end, as far as it is known.
@@ -208,9 +208,9 @@ struct Made {
     plain: bool,
 }
 
-fn made(choices: &mut Choices<'_>) -> Made {
+fn made(choices: &mut Choices<'_>) -> Generated {
     static NAMES: LazyLock<Vec<&'static str>> = LazyLock::new(Op::names);
-    let mut made = Made { given: Vec::new(), batches: Vec::new(), live: BTreeMap::new(), plain: true };
+    let mut made = Generated { given: Vec::new(), batches: Vec::new(), live: BTreeMap::new(), plain: true };
     let mut next = 1;
     for _ in 0..2 + choices.below(4) {
         let (dtype, shape) = choices.of(&GIVEN);
@@ -413,7 +413,7 @@ fn told(answer: &Result<Data, Error>) -> u8 {
     }
 }
 
-fn compute(made: &Made) -> Vec<u8> {
+fn compute(made: &Generated) -> Vec<u8> {
     let run = |device: Arc<dyn Driver>| {
         device.limit(Some(QUOTA));
         let _watched = watched(&device);
@@ -466,7 +466,7 @@ fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
         && a.chunks(size).zip(b.chunks(size)).all(|(a, b)| a == b || nan(word(a)) && nan(word(b)))
 }
 
-fn serve(made: &Made, choices: &mut Choices<'_>) -> Vec<u8> {
+fn serve(made: &Generated, choices: &mut Choices<'_>) -> Vec<u8> {
     static TABLE: LazyLock<Table> = LazyLock::new(Table::local);
     static GREETING: LazyLock<Vec<u8>> =
         LazyLock::new(|| hello(b"", Purpose::Open { device: String::new() }).encode());
@@ -488,7 +488,7 @@ fn serve(made: &Made, choices: &mut Choices<'_>) -> Vec<u8> {
         })
     });
     let registry = &*REGISTRY;
-    let Ok((_, Admitted::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
+    let Ok((_, Visitor::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
         unreachable!("an empty server takes a session")
     };
     let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
@@ -528,8 +528,8 @@ fn serve(made: &Made, choices: &mut Choices<'_>) -> Vec<u8> {
     put(Message::Sync { request: 999 });
     for (kind, payload) in &frames {
         match client.session().receive(&Frame { seq: seq + 1, kind: *kind, payload }) {
-            Ok(Step::Going | Step::Ping(_)) => seq += 1,
-            Ok(Step::Ended) => break,
+            Ok(SessionEvent::Going | SessionEvent::Ping(_)) => seq += 1,
+            Ok(SessionEvent::Ended) => break,
             Err(_) => {
                 outcome.push(100);
                 break;

@@ -8,8 +8,8 @@ use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
 use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::protocol::template::Receiver;
 use kiln_remote::protocol::{Frame, ProtocolError};
-use kiln_remote::server::registry::{Admitted, Client, Config, Registry};
-use kiln_remote::server::session::{Quota, Step};
+use kiln_remote::server::registry::{Client, Config, Registry, Visitor};
+use kiln_remote::server::session::{Quota, SessionEvent};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -186,7 +186,7 @@ fn session(input: &[u8]) -> u64 {
         })
     });
     let registry = &*REGISTRY;
-    let Ok((welcome, Admitted::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
+    let Ok((welcome, Visitor::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
         unreachable!("an empty server takes a session")
     };
     let outcome = conversation(registry, &welcome, &client, input);
@@ -218,8 +218,8 @@ fn conversation(registry: &Registry, welcome: &Welcome, client: &Client, input: 
             _ => client.session().receive(&Frame { seq: seq + 1, kind: *kind, payload }),
         };
         match received {
-            Ok(Step::Going | Step::Ping(_)) => seq += (*kind != 254) as u64,
-            Ok(Step::Ended) => return number((outcome, "ended")),
+            Ok(SessionEvent::Going | SessionEvent::Ping(_)) => seq += (*kind != 254) as u64,
+            Ok(SessionEvent::Ended) => return number((outcome, "ended")),
             Err(e) => return number((outcome, sort(&e))),
         }
         loop {

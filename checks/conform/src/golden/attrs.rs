@@ -13,7 +13,7 @@ impl Attrs {
         self.0.get(key).filter(|value| !value.is_null())
     }
 
-    /// The value of a key read by `f`, or nothing if it is missing.
+    /// The value of a key read by `f`, or `None` if it is missing.
     fn read<T>(
         &self,
         key: &str,

@@ -7,7 +7,7 @@ use std::sync::Barrier;
 use std::thread;
 use std::time::Instant;
 
-/// Gigabytes a second.
+/// Gigabytes per second.
 #[derive(Clone, Copy)]
 pub struct Bandwidth {
     /// Of a copy, bytes read and bytes written both counted.

@@ -1,6 +1,6 @@
 //! Elementwise programs over f32, small enough for a cache and too large for any.
 
-use super::{On, Row, Setup, Work};
+use super::{On, Row, Setup, Workload};
 
 pub(super) const TABLE: &[Row] = &[
     ("elementwise/light_64k", On::All, |s| light(s, 1 << 16)),
@@ -16,22 +16,22 @@ pub(super) const TABLE: &[Row] = &[
 ];
 
 /// relu(x * 1.5 + b) * 0.7 + res
-fn light(s: &Setup, n: usize) -> Work {
+fn light(s: &Setup, n: usize) -> Workload {
     let inputs = [(); 3].map(|()| s.randn([s.n(n)]));
-    Work::moving(inputs, |[x, b, res]| vec![(x * 1.5 + b).relu() * 0.7 + res])
+    Workload::moving(inputs, |[x, b, res]| vec![(x * 1.5 + b).relu() * 0.7 + res])
 }
 
 /// gelu(x + b) + res, the tanh form
-fn gelu(s: &Setup, n: usize) -> Work {
+fn gelu(s: &Setup, n: usize) -> Workload {
     let inputs = [(); 3].map(|()| s.randn([s.n(n)]));
-    Work::moving(inputs, |[x, b, res]| vec![(x + b).gelu_tanh() + res])
+    Workload::moving(inputs, |[x, b, res]| vec![(x + b).gelu_tanh() + res])
 }
 
 /// Adam's update of one parameter: the new parameter and moments.
-fn adam(s: &Setup, n: usize) -> Work {
+fn adam(s: &Setup, n: usize) -> Workload {
     let [p, g, m, v] = [(); 4].map(|()| s.randn([s.n(n)]));
     let v = s.device.persistent(|| v.abs());
-    Work::moving([p, g, m, v], |[p, g, m, v]| {
+    Workload::moving([p, g, m, v], |[p, g, m, v]| {
         let m = m * 0.9 + g * 0.1;
         let v = v * 0.999 + g * g * 0.001;
         let p = p - 1e-3 * (&m / 0.5) / ((&v / 0.3).sqrt() + 1e-8);
@@ -40,10 +40,10 @@ fn adam(s: &Setup, n: usize) -> Work {
 }
 
 /// (x[4096, 4096] + row[4096]) * col[4096, 1]
-fn broadcast(s: &Setup) -> Work {
+fn broadcast(s: &Setup) -> Workload {
     let n = s.n(4096);
     let inputs = [s.randn([n, n]), s.randn([n]), s.randn([n, 1])];
-    Work::moving(inputs, |[x, row, col]| vec![(x + row) * col])
+    Workload::moving(inputs, |[x, row, col]| vec![(x + row) * col])
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //! the time is over. A call ends when the device is idle and its results are dropped. Results are looked at outside the
 //! timed part, because a device tells of a failure only where a result is read.
 
-use super::Work;
+use super::Workload;
 use super::memory::Growth;
 use kiln::{Device, Error, Tensor};
 use kiln_cpu::Cpu;
@@ -23,13 +23,13 @@ pub struct Times {
     pub calls: usize,
     /// The fewest bytes that a call can move: inputs read once and results written once.
     pub bytes: Option<usize>,
-    /// The bytes that a call did move between kernels, by the engine's count; nothing where the device has no engine here.
+    /// The bytes that a call did move between kernels, by the engine's count; `None` where the device has no engine here.
     pub moved: Option<u64>,
     /// By how much the process grew over what it was before the first call, at its largest.
     pub grown: Option<usize>,
 }
 
-pub fn measure(device: &Device, work: &mut Work, seconds: f64) -> Result<Times, Error> {
+pub fn measure(device: &Device, work: &mut Workload, seconds: f64) -> Result<Times, Error> {
     touch(device)?;
     let growth = Growth::start();
     let start = Instant::now();
@@ -70,7 +70,7 @@ fn moved(device: &Device) -> Option<u64> {
     Some(device.driver().any()?.downcast_ref::<Cpu>()?.fusion().moved)
 }
 
-fn timed(device: &Device, work: &mut Work) -> Result<f64, Error> {
+fn timed(device: &Device, work: &mut Workload) -> Result<f64, Error> {
     let start = Instant::now();
     let results = (work.call)();
     device.sync()?;
@@ -106,12 +106,12 @@ mod tests {
         let device = Device::wrap("measured", std::sync::Arc::new(Cpu::start())).unwrap();
         let x = Tensor::randn([100], &device);
         let mut calls = 0;
-        let mut work = Work::moving([x.clone()], |[x]| vec![x + 1.0, x.sum(())]);
+        let mut work = Workload::moving([x.clone()], |[x]| vec![x + 1.0, x.sum(())]);
         let times = measure(&device, &mut work, 0.0).unwrap();
         assert_eq!((times.calls, times.bytes), (LEAST, Some(400 + 400 + 4)));
         assert_eq!(times.moved, Some(400 + 400 + 400 + 4), "two kernels read x");
         assert!(times.min <= times.median && times.min > 0.0);
-        let mut work = Work::new(move || {
+        let mut work = Workload::new(move || {
             calls += 1;
             assert!(calls <= 1 + WARM_UP + 1 + MOST + 1);
             vec![&x + 1.0]

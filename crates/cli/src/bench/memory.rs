@@ -9,7 +9,7 @@ pub struct Growth {
 }
 
 impl Growth {
-    /// Starts one; nothing where the system does not tell.
+    /// Starts one; `None` where the system does not tell.
     pub fn start() -> Option<Growth> {
         // 5 sets the largest size back to the present one.
         fs::write("/proc/self/clear_refs", "5").ok()?;

@@ -1,6 +1,6 @@
 //! Reductions, and normalisation and losses along rows.
 
-use super::{On, Row, Setup, Work, forward_backward};
+use super::{On, Row, Setup, Workload, forward_backward};
 use kiln::prelude::*;
 
 pub(super) const TABLE: &[Row] = &[
@@ -17,33 +17,33 @@ pub(super) const TABLE: &[Row] = &[
 const EPS: f64 = 1e-5;
 
 /// (x * x) summed, x[4096, 4096]
-fn sum_of_squares(s: &Setup, axis: usize) -> Work {
-    Work::moving([square(s)], move |[x]| vec![(x * x).sum(axis)])
+fn sum_of_squares(s: &Setup, axis: usize) -> Workload {
+    Workload::moving([square(s)], move |[x]| vec![(x * x).sum(axis)])
 }
 
 /// softmax of each row, x[4096, 4096]
-fn softmax(s: &Setup) -> Work {
-    Work::moving([square(s)], |[x]| vec![x.softmax(1)])
+fn softmax(s: &Setup) -> Workload {
+    Workload::moving([square(s)], |[x]| vec![x.softmax(1)])
 }
 
-fn softmax_backward(s: &Setup) -> Work {
+fn softmax_backward(s: &Setup) -> Workload {
     forward_backward(s, [square(s)], |[x]| x.softmax(1))
 }
 
 /// layer norm of each row, x[8192, 1024] with weight and bias
-fn layer_norm(s: &Setup) -> Work {
-    Work::moving(norm_inputs(s), |[x, w, b]| vec![x.layer_norm(w.shape(), Some(w), Some(b), EPS)])
+fn layer_norm(s: &Setup) -> Workload {
+    Workload::moving(norm_inputs(s), |[x, w, b]| vec![x.layer_norm(w.shape(), Some(w), Some(b), EPS)])
 }
 
-fn layer_norm_backward(s: &Setup) -> Work {
+fn layer_norm_backward(s: &Setup) -> Workload {
     forward_backward(s, norm_inputs(s), |[x, w, b]| x.layer_norm(w.shape(), Some(w), Some(b), EPS))
 }
 
 /// mean cross entropy of x[2048, 8192], backward
-fn cross_entropy(s: &Setup) -> Work {
+fn cross_entropy(s: &Setup) -> Workload {
     let (rows, classes) = (s.n(2048), s.n(8192));
     let (x, y) = (s.randn([rows, classes]).requires_grad(), s.classes(classes, [rows]));
-    Work::moving([x, y], |[x, y]| {
+    Workload::moving([x, y], |[x, y]| {
         let loss = x.cross_entropy(y);
         let gradients = loss.backward();
         [loss.detach()].into_iter().chain(gradients.get(x).cloned()).collect()

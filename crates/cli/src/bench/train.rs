@@ -1,6 +1,6 @@
 //! Training steps on fixed data: forward, loss, backward and the optimiser's step. The loss is not read back.
 
-use super::{On, Row, Setup, Work};
+use super::{On, Row, Setup, Workload};
 use kiln::nn::cast;
 use kiln::prelude::*;
 use kiln::{ConvOptions, PoolOptions};
@@ -19,8 +19,8 @@ fn trainer<M: Module + 'static>(
     mut optimizer: impl Optimizer + 'static,
     target: Tensor,
     forward: impl Fn(&M) -> Tensor + 'static,
-) -> Work {
-    Work::new(move || {
+) -> Workload {
+    Workload::new(move || {
         let loss = forward(&model).cross_entropy(&target);
         let gradients = loss.backward();
         optimizer.step(&mut model, &gradients);
@@ -29,31 +29,31 @@ fn trainer<M: Module + 'static>(
 }
 
 /// 784-512-512-10, batch 256, Adam
-fn mlp(s: &Setup) -> Work {
+fn mlp(s: &Setup) -> Workload {
     let sizes = [s.n(784), s.n(512), s.n(512), 10];
     let (x, y) = (s.randn([s.n(256), sizes[0]]), s.classes(10, [s.n(256)]));
     trainer(Mlp::new(&sizes, &s.device), Adam::new(1e-3), y, move |model| model.forward(&x))
 }
 
 /// 64-32-10, batch 32, SGD: little but overhead
-fn mlp_small(s: &Setup) -> Work {
+fn mlp_small(s: &Setup) -> Workload {
     let (x, y) = (s.randn([32, 64]), s.classes(10, [32]));
     trainer(Mlp::new(&[64, 32, 10], &s.device), Sgd::new(1e-2), y, move |model| model.forward(&x))
 }
 
 /// Two convolutions, a pool and two layers on 128 images of 28 by 28, Adam
-fn cnn(s: &Setup) -> Work {
+fn cnn(s: &Setup) -> Workload {
     let (x, y) = (s.randn([s.n(128), 1, 28, 28]), s.classes(10, [s.n(128)]));
     trainer(Cnn::new(s), Adam::new(1e-3), y, move |model| model.forward(&x))
 }
 
 /// The transformer of `train/gpt`.
-pub(super) fn gpt_small(s: &Setup) -> Work {
+pub(super) fn gpt_small(s: &Setup) -> Workload {
     gpt(s, &GPT_SMALL)
 }
 
 /// A decoder-only transformer on random text, AdamW
-fn gpt(s: &Setup, size: &'static GptSize) -> Work {
+fn gpt(s: &Setup, size: &'static GptSize) -> Workload {
     let vocabulary = s.n(size.vocabulary);
     let ids = s.classes(vocabulary, [s.n(size.batch), s.n(size.context)]);
     let target = s.device.persistent(|| ids.roll(&[-1], &[1]).reshape([-1]));

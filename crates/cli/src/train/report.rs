@@ -1,4 +1,4 @@
-//! How training goes, about twenty times a run. Reading a loss waits for the device, so it is not done at every step.
+//! How training goes, about twenty times per run. Reading a loss waits for the device, so it is not done at every step.
 
 use kiln::Tensor;
 use std::io::{IsTerminal, Write};

@@ -35,7 +35,7 @@ pub use reserved::Reserved;
 
 use block::{Block, Chunk};
 use kiln_device::{Budget, Bytes, Error};
-use kiln_host::{Admitted, Blocks, MAX_BYTES, class_size};
+use kiln_host::{Blocks, Grant, MAX_BYTES, class_size};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -99,8 +99,8 @@ impl Arena {
         let Some(size) = size else { return Err(self.state().blocks.refuse(bytes)) };
         let admitted = self.state().admit(bytes, size, place)?;
         let mut shared = match admitted {
-            Admitted::Cached(shared) => shared,
-            Admitted::Fresh(trimmed) => {
+            Grant::Cached(shared) => shared,
+            Grant::Fresh(trimmed) => {
                 drop(trimmed);
                 match self.fresh(size, place) {
                     Ok(block) => Arc::new(Buffer { block, len: bytes, place, arena: None, lent: None }),
@@ -131,7 +131,7 @@ impl Arena {
         }
     }
 
-    /// Host memory as a buffer that is only read, without a copy; nothing if it is not aligned as buffers are.
+    /// Host memory as a buffer that is only read, without a copy; `None` if it is not aligned as buffers are.
     pub fn lend(self: &Arc<Self>, bytes: Bytes) -> Option<Arc<Buffer>> {
         if bytes.is_empty() || !bytes.as_ptr().addr().is_multiple_of(ALIGN) {
             return None;
@@ -212,9 +212,9 @@ impl fmt::Debug for Arena {
 
 impl State {
     /// Counts a new buffer in, and finds it a cached block.
-    fn admit(&mut self, asked: usize, size: usize, place: Place) -> Result<Admitted<Arc<Buffer>>, Exhausted> {
+    fn admit(&mut self, asked: usize, size: usize, place: Place) -> Result<Grant<Arc<Buffer>>, Exhausted> {
         let admitted = self.blocks.admit(asked, size, place)?;
-        if let Admitted::Fresh(trimmed) = &admitted {
+        if let Grant::Fresh(trimmed) = &admitted {
             self.let_go(trimmed);
         }
         Ok(admitted)

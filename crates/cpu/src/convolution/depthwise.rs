@@ -4,7 +4,7 @@
 //! of a plane of y, or adds multiples of y to x; all in the order of the columns.
 
 use super::geometry::{Axis, Geometry};
-use super::{COLUMNS, Plan, Ptr, Real, copy, size};
+use super::{COLUMNS, ConvPlan, Ptr, Real, copy, size};
 use crate::gemm::interleave;
 use crate::reference::order::PANEL;
 use crate::stop;
@@ -17,7 +17,7 @@ const WIDE: usize = 32;
 /// Outputs whose weights are summed side by side.
 const LANES: usize = 16;
 
-impl Plan<'_> {
+impl ConvPlan<'_> {
     /// Whether these kernels apply.
     pub(super) fn depthwise<T>(&self) -> bool {
         let lanes = size([self.geometry.padded().max(self.positions), LANES]);
@@ -151,7 +151,7 @@ impl Plan<'_> {
         })
     }
 
-    /// For one output a channel: a column's chain is a single product there, and the sum of products from 0 is the same
+    /// For one output per channel: a column's chain is a single product there, and the sum of products from 0 is the same
     /// whatever the signs of those that are 0.
     pub(super) fn depthwise_input<T: Real>(&self, x: &View, w: &View, y: &View) -> Result<(), Error> {
         let (pw, py, to) = (Ptr(w.ptr::<T>()), Ptr(y.ptr::<T>()), Ptr(x.ptr::<T>()));

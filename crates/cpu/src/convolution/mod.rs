@@ -2,7 +2,7 @@
 //!
 //! A column is what one place of y sees of x: the channels of a group times the kernel, zeros for padding. Forward is
 //! w times columns, the weight's gradient y times columns transposed, and the input's gradient makes columns as wᵀ y
-//! and adds them up in x. Columns are made block by block in scratch of a few MiB a thread; blocks cut results, never
+//! and adds them up in x. Columns are made block by block in scratch of a few MiB per thread; blocks cut results, never
 //! a sum (except at the panels of its order), so that blocks, threads and strides leave the bits of
 //! `reference/conv.rs`. Called by the device; f16 and bf16 are computed in f32 and rounded once.
 
@@ -97,7 +97,7 @@ fn run<T: Real>(
     };
     let geometry = Geometry::new(conv, &x.shape[2..], &w.shape[2..], &y.shape[2..]);
     let groups = conv.groups as usize;
-    let plan = Plan {
+    let plan = ConvPlan {
         cx: &Context { arena: cx.arena, place: Place::Reuse },
         batch: x.shape[0],
         groups,
@@ -118,7 +118,7 @@ fn run<T: Real>(
 
 /// One convolution: y[batch, groups · share, positions] of x[batch, groups · inner, places] and
 /// w[groups · share, inner, taps]. Nothing in it is empty.
-struct Plan<'a> {
+struct ConvPlan<'a> {
     cx: &'a Context<'a>,
     batch: usize,
     groups: usize,
@@ -130,7 +130,7 @@ struct Plan<'a> {
     geometry: Geometry,
 }
 
-impl Plan<'_> {
+impl ConvPlan<'_> {
     fn forward<T: Real>(&self, x: &View, w: &View, y: &View) -> Result<(), Error> {
         if self.geometry.pointwise() {
             return self.pointwise_forward::<T>(x, w, y);

@@ -1,6 +1,6 @@
 //! Instructions one after another, as bytes; which instruction a lane operation is on each target.
 
-use super::graph::{Lane, Target};
+use super::graph::{LaneOp, Target};
 use iced_x86::{Code, Encoder, IcedError, Instruction, MemoryOperand, Register};
 
 /// An operand of an instruction.
@@ -158,46 +158,46 @@ pub(super) fn three_by(
 }
 
 /// The instruction of a lane operation with two operands.
-pub(super) fn binary(target: Target, lane: Lane) -> Option<Code> {
+pub(super) fn binary(target: Target, lane: LaneOp) -> Option<Code> {
     use Code::*;
     let [avx512, avx2] = match lane {
-        Lane::Add => [EVEX_Vaddps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vaddps_ymm_ymm_ymmm256],
-        Lane::Sub => [EVEX_Vsubps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vsubps_ymm_ymm_ymmm256],
-        Lane::Mul => [EVEX_Vmulps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vmulps_ymm_ymm_ymmm256],
-        Lane::Div => [EVEX_Vdivps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vdivps_ymm_ymm_ymmm256],
-        Lane::Min => [EVEX_Vminps_zmm_k1z_zmm_zmmm512b32_sae, VEX_Vminps_ymm_ymm_ymmm256],
-        Lane::Max => [EVEX_Vmaxps_zmm_k1z_zmm_zmmm512b32_sae, VEX_Vmaxps_ymm_ymm_ymmm256],
-        Lane::And => [EVEX_Vpandd_zmm_k1z_zmm_zmmm512b32, VEX_Vandps_ymm_ymm_ymmm256],
-        Lane::Or => [EVEX_Vpord_zmm_k1z_zmm_zmmm512b32, VEX_Vorps_ymm_ymm_ymmm256],
-        Lane::Xor => [EVEX_Vpxord_zmm_k1z_zmm_zmmm512b32, VEX_Vxorps_ymm_ymm_ymmm256],
-        Lane::AddInt => [EVEX_Vpaddd_zmm_k1z_zmm_zmmm512b32, VEX_Vpaddd_ymm_ymm_ymmm256],
-        Lane::SubInt => [EVEX_Vpsubd_zmm_k1z_zmm_zmmm512b32, VEX_Vpsubd_ymm_ymm_ymmm256],
-        Lane::MulInt => [EVEX_Vpmulld_zmm_k1z_zmm_zmmm512b32, VEX_Vpmulld_ymm_ymm_ymmm256],
-        Lane::MinInt => [EVEX_Vpminsd_zmm_k1z_zmm_zmmm512b32, VEX_Vpminsd_ymm_ymm_ymmm256],
-        Lane::MaxInt => [EVEX_Vpmaxsd_zmm_k1z_zmm_zmmm512b32, VEX_Vpmaxsd_ymm_ymm_ymmm256],
-        Lane::Both => [VEX_Kandw_kr_kr_kr; 2],
-        Lane::Either => [VEX_Korw_kr_kr_kr; 2],
-        Lane::Differ => [VEX_Kxorw_kr_kr_kr; 2],
+        LaneOp::Add => [EVEX_Vaddps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vaddps_ymm_ymm_ymmm256],
+        LaneOp::Sub => [EVEX_Vsubps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vsubps_ymm_ymm_ymmm256],
+        LaneOp::Mul => [EVEX_Vmulps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vmulps_ymm_ymm_ymmm256],
+        LaneOp::Div => [EVEX_Vdivps_zmm_k1z_zmm_zmmm512b32_er, VEX_Vdivps_ymm_ymm_ymmm256],
+        LaneOp::Min => [EVEX_Vminps_zmm_k1z_zmm_zmmm512b32_sae, VEX_Vminps_ymm_ymm_ymmm256],
+        LaneOp::Max => [EVEX_Vmaxps_zmm_k1z_zmm_zmmm512b32_sae, VEX_Vmaxps_ymm_ymm_ymmm256],
+        LaneOp::And => [EVEX_Vpandd_zmm_k1z_zmm_zmmm512b32, VEX_Vandps_ymm_ymm_ymmm256],
+        LaneOp::Or => [EVEX_Vpord_zmm_k1z_zmm_zmmm512b32, VEX_Vorps_ymm_ymm_ymmm256],
+        LaneOp::Xor => [EVEX_Vpxord_zmm_k1z_zmm_zmmm512b32, VEX_Vxorps_ymm_ymm_ymmm256],
+        LaneOp::AddInt => [EVEX_Vpaddd_zmm_k1z_zmm_zmmm512b32, VEX_Vpaddd_ymm_ymm_ymmm256],
+        LaneOp::SubInt => [EVEX_Vpsubd_zmm_k1z_zmm_zmmm512b32, VEX_Vpsubd_ymm_ymm_ymmm256],
+        LaneOp::MulInt => [EVEX_Vpmulld_zmm_k1z_zmm_zmmm512b32, VEX_Vpmulld_ymm_ymm_ymmm256],
+        LaneOp::MinInt => [EVEX_Vpminsd_zmm_k1z_zmm_zmmm512b32, VEX_Vpminsd_ymm_ymm_ymmm256],
+        LaneOp::MaxInt => [EVEX_Vpmaxsd_zmm_k1z_zmm_zmmm512b32, VEX_Vpmaxsd_ymm_ymm_ymmm256],
+        LaneOp::Both => [VEX_Kandw_kr_kr_kr; 2],
+        LaneOp::Either => [VEX_Korw_kr_kr_kr; 2],
+        LaneOp::Differ => [VEX_Kxorw_kr_kr_kr; 2],
         _ => return None,
     };
     Some(if target == Target::Avx512 { avx512 } else { avx2 })
 }
 
 /// The instruction of a lane operation with one operand, and its immediate.
-pub(super) fn unary(target: Target, lane: Lane) -> Option<(Code, Option<u32>)> {
+pub(super) fn unary(target: Target, lane: LaneOp) -> Option<(Code, Option<u32>)> {
     use Code::*;
     let (avx512, avx2, by) = match lane {
-        Lane::Sqrt => (EVEX_Vsqrtps_zmm_k1z_zmmm512b32_er, VEX_Vsqrtps_ymm_ymmm256, None),
-        Lane::ToFloat => (EVEX_Vcvtdq2ps_zmm_k1z_zmmm512b32_er, VEX_Vcvtdq2ps_ymm_ymmm256, None),
-        Lane::ToInt => (EVEX_Vcvttps2dq_zmm_k1z_zmmm512b32_sae, VEX_Vcvttps2dq_ymm_ymmm256, None),
-        Lane::AbsInt => (EVEX_Vpabsd_zmm_k1z_zmmm512b32, VEX_Vpabsd_ymm_ymmm256, None),
-        Lane::Not => (VEX_Knotw_kr_kr, VEX_Knotw_kr_kr, None),
-        Lane::Round(by) => {
+        LaneOp::Sqrt => (EVEX_Vsqrtps_zmm_k1z_zmmm512b32_er, VEX_Vsqrtps_ymm_ymmm256, None),
+        LaneOp::ToFloat => (EVEX_Vcvtdq2ps_zmm_k1z_zmmm512b32_er, VEX_Vcvtdq2ps_ymm_ymmm256, None),
+        LaneOp::ToInt => (EVEX_Vcvttps2dq_zmm_k1z_zmmm512b32_sae, VEX_Vcvttps2dq_ymm_ymmm256, None),
+        LaneOp::AbsInt => (EVEX_Vpabsd_zmm_k1z_zmmm512b32, VEX_Vpabsd_ymm_ymmm256, None),
+        LaneOp::Not => (VEX_Knotw_kr_kr, VEX_Knotw_kr_kr, None),
+        LaneOp::Round(by) => {
             (EVEX_Vrndscaleps_zmm_k1z_zmmm512b32_imm8_sae, VEX_Vroundps_ymm_ymmm256_imm8, Some(by))
         }
-        Lane::Shl(by) => (EVEX_Vpslld_zmm_k1z_zmmm512b32_imm8, VEX_Vpslld_ymm_ymm_imm8, Some(by)),
-        Lane::Shr(by) => (EVEX_Vpsrld_zmm_k1z_zmmm512b32_imm8, VEX_Vpsrld_ymm_ymm_imm8, Some(by)),
-        Lane::Sar(by) => (EVEX_Vpsrad_zmm_k1z_zmmm512b32_imm8, VEX_Vpsrad_ymm_ymm_imm8, Some(by)),
+        LaneOp::Shl(by) => (EVEX_Vpslld_zmm_k1z_zmmm512b32_imm8, VEX_Vpslld_ymm_ymm_imm8, Some(by)),
+        LaneOp::Shr(by) => (EVEX_Vpsrld_zmm_k1z_zmmm512b32_imm8, VEX_Vpsrld_ymm_ymm_imm8, Some(by)),
+        LaneOp::Sar(by) => (EVEX_Vpsrad_zmm_k1z_zmmm512b32_imm8, VEX_Vpsrad_ymm_ymm_imm8, Some(by)),
         _ => return None,
     };
     Some((if target == Target::Avx512 { avx512 } else { avx2 }, by))

@@ -6,7 +6,7 @@
 
 use super::asm::memory;
 use super::body::{ADDRESSES, Body, INDEX, SLOT, Shape, TAIL};
-use super::graph::{Lane, Target};
+use super::graph::{LaneOp, Target};
 use super::lower::Lowered;
 use crate::reference::order::INNER;
 use iced_x86::{Code, Instruction, Register};
@@ -63,7 +63,7 @@ pub(super) fn assemble(lowered: &Lowered, listed: bool) -> Option<Assembled> {
 fn enter(body: &mut Body<'_>, lowered: &Lowered) -> usize {
     let mut streams: Vec<u32> = lowered.stores.iter().map(|store| store.to).collect();
     streams.extend(lowered.graph.nodes.iter().filter_map(|node| match node.lane {
-        Lane::Load(input, _) => Some(input),
+        LaneOp::Load(input, _) => Some(input),
         _ => None,
     }));
     streams.extend(lowered.folds.iter().map(|fold| fold.to));

@@ -13,7 +13,7 @@ const CAPACITY: usize = 16 << 20;
 
 #[derive(Default)]
 struct Cache {
-    /// Nothing where a pass cannot be compiled.
+    /// `None` where a pass cannot be compiled.
     known: FxHashMap<(Pass, Target), Entry>,
     bytes: usize,
     clock: u64,

@@ -54,7 +54,7 @@ impl Form {
 
 /// A lane operation. Operands are lanes of 32 bits unless it says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(super) enum Lane {
+pub(super) enum LaneOp {
     /// The same bits in every lane.
     Const(u32),
     /// An operand in memory, one element for all lanes.
@@ -105,7 +105,7 @@ pub(super) enum Lane {
     Compare(u32),
     /// A mask: i32 compared. On AVX2 only [`EQUAL`] and [`GREATER`].
     CompareInt(u32),
-    /// Masks of masks. On AVX2 they are [`Lane::And`] and so on.
+    /// Masks of masks. On AVX2 they are [`LaneOp::And`] and so on.
     Both,
     Either,
     Differ,
@@ -136,7 +136,7 @@ pub(super) const NOT_ABOVE: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Node {
-    pub lane: Lane,
+    pub lane: LaneOp,
     pub args: [u32; 3],
 }
 
@@ -147,24 +147,24 @@ impl Node {
     }
 }
 
-impl Lane {
+impl LaneOp {
     pub fn arity(self) -> usize {
         match self {
-            Lane::Const(_) | Lane::Splat(..) | Lane::Load(..) | Lane::Sum(_) => 0,
-            Lane::Sqrt | Lane::Round(_) | Lane::ToFloat | Lane::ToInt | Lane::Half => 1,
-            Lane::AbsInt | Lane::Shl(_) | Lane::Shr(_) | Lane::Sar(_) | Lane::Not => 1,
-            Lane::Add | Lane::Sub | Lane::Mul | Lane::Div | Lane::Min | Lane::Max => 2,
-            Lane::Lower | Lane::Upper => 2,
-            Lane::And | Lane::Or | Lane::Xor | Lane::AddInt | Lane::SubInt | Lane::MulInt => 2,
-            Lane::MinInt | Lane::MaxInt | Lane::Compare(_) | Lane::CompareInt(_) => 2,
-            Lane::Both | Lane::Either | Lane::Differ | Lane::Keep => 2,
-            Lane::Over | Lane::Fma | Lane::Fnma | Lane::Merge | Lane::Pick => 3,
+            LaneOp::Const(_) | LaneOp::Splat(..) | LaneOp::Load(..) | LaneOp::Sum(_) => 0,
+            LaneOp::Sqrt | LaneOp::Round(_) | LaneOp::ToFloat | LaneOp::ToInt | LaneOp::Half => 1,
+            LaneOp::AbsInt | LaneOp::Shl(_) | LaneOp::Shr(_) | LaneOp::Sar(_) | LaneOp::Not => 1,
+            LaneOp::Add | LaneOp::Sub | LaneOp::Mul | LaneOp::Div | LaneOp::Min | LaneOp::Max => 2,
+            LaneOp::Lower | LaneOp::Upper => 2,
+            LaneOp::And | LaneOp::Or | LaneOp::Xor | LaneOp::AddInt | LaneOp::SubInt | LaneOp::MulInt => 2,
+            LaneOp::MinInt | LaneOp::MaxInt | LaneOp::Compare(_) | LaneOp::CompareInt(_) => 2,
+            LaneOp::Both | LaneOp::Either | LaneOp::Differ | LaneOp::Keep => 2,
+            LaneOp::Over | LaneOp::Fma | LaneOp::Fnma | LaneOp::Merge | LaneOp::Pick => 3,
         }
     }
 
     /// Whether its operands may change places.
     pub fn commutes(self) -> bool {
-        use Lane::*;
+        use LaneOp::*;
         matches!(
             self,
             Add | Mul | And | Or | Xor | AddInt | MulInt | MinInt | MaxInt | Both | Either | Differ
@@ -173,7 +173,7 @@ impl Lane {
 
     /// Whether its value is a mask, on AVX-512.
     pub fn is_mask(self) -> bool {
-        use Lane::*;
+        use LaneOp::*;
         let loaded = matches!(self, Load(_, Form::Bool) | Splat(_, Form::Bool));
         loaded || matches!(self, Compare(_) | CompareInt(_) | Both | Either | Differ | Not)
     }
@@ -195,7 +195,7 @@ impl Graph {
     }
 
     /// The node that does this, an earlier one if there is one.
-    pub fn node(&mut self, lane: Lane, args: &[u32]) -> u32 {
+    pub fn node(&mut self, lane: LaneOp, args: &[u32]) -> u32 {
         let mut all = [0; 3];
         all[..args.len()].copy_from_slice(args);
         if lane.commutes() && all[0] > all[1] {
@@ -204,8 +204,8 @@ impl Graph {
         let node = Node { lane, args: all };
         *self.known.entry(node).or_insert_with(|| {
             self.fixed.push(match lane {
-                Lane::Const(_) | Lane::Splat(..) => true,
-                Lane::Load(..) | Lane::Sum(_) => false,
+                LaneOp::Const(_) | LaneOp::Splat(..) => true,
+                LaneOp::Load(..) | LaneOp::Sum(_) => false,
                 _ => node.args().iter().all(|&a| self.fixed[a as usize]),
             });
             self.nodes.push(node);

@@ -1,9 +1,9 @@
 //! From the operations of a pass to lane operations.
 //!
 //! f16 and bf16 are held in lanes as the f32 they stand for and rounded after every step; integers up to 32 bits are
-//! held as i32 and cut to their width after every step; bool is a mask. Other types have no form here.
+//! held as i32 and wrapped to their width after every step; bool is a mask. Other types have no form here.
 
-use super::graph::{Form, Graph, Lane, Target};
+use super::graph::{Form, Graph, LaneOp, Target};
 use super::rule;
 use super::symbol::{self, Real, Truth, Value, Whole, make, pick};
 use crate::fused::kernel::{Call, Kernel};
@@ -31,7 +31,7 @@ pub(super) struct Store {
 pub(super) struct Fold {
     /// What it takes.
     pub value: u32,
-    /// [`Lane::Sum`], and what it is after this value.
+    /// [`LaneOp::Sum`], and what it is after this value.
     pub sum: u32,
     pub next: u32,
     pub start: f32,
@@ -72,7 +72,7 @@ fn ends(pass: &Pass, target: Target) -> Option<(Vec<Store>, Vec<Fold>)> {
             Output::Fold { value, kind } => {
                 let Any::Real(x, _) = *values.get(value as usize)? else { return None };
                 let (start, _) = rule(kind)?;
-                let sum = Real(make(Lane::Sum(folds.len() as u32), &[]));
+                let sum = Real(make(LaneOp::Sum(folds.len() as u32), &[]));
                 let next = match kind {
                     ReduceKind::Prod => sum * x,
                     ReduceKind::Max => sum.maximum(x),
@@ -136,7 +136,7 @@ fn typed(value: Value, dtype: DType) -> Any {
 
 fn loaded(input: u32, dtype: DType, splat: bool, target: Target) -> Option<Any> {
     let form = form(dtype)?;
-    let load = |form| make(if splat { Lane::Splat(input, form) } else { Lane::Load(input, form) }, &[]);
+    let load = |form| make(if splat { LaneOp::Splat(input, form) } else { LaneOp::Load(input, form) }, &[]);
     Some(match (form, target) {
         (Form::Bool, Target::Avx2) => {
             let bytes = Whole(load(Form::U8));
@@ -179,9 +179,9 @@ fn applied(call: &Call, args: &[Any]) -> Option<Any> {
             (Any::Real(x, dtype), Domain::Float) => rounded(value::unary_float(op, x)?, dtype),
             (Any::Real(x, dtype), Domain::Num) => rounded(value::unary_num(op, x)?, dtype),
             (Any::Real(x, _), Domain::Test) => Any::Truth(value::unary_test(op, x)?),
-            (Any::Whole(x, dtype), Domain::Num) => cut(value::unary_num(op, x)?, dtype),
+            (Any::Whole(x, dtype), Domain::Num) => wrap(value::unary_num(op, x)?, dtype),
             (Any::Whole(x, _), Domain::Test) => Any::Truth(value::unary_test(op, x)?),
-            (Any::Whole(x, dtype), Domain::Bits) => cut(value::unary_bits(op, x)?, dtype),
+            (Any::Whole(x, dtype), Domain::Bits) => wrap(value::unary_bits(op, x)?, dtype),
             (Any::Truth(x), Domain::Bits) => Any::Truth(value::unary_bits(op, x)?),
             _ => return None,
         }),
@@ -195,12 +195,14 @@ fn applied(call: &Call, args: &[Any]) -> Option<Any> {
             (Any::Real(a, _), Any::Real(b, _), Domain::Compare) => {
                 Any::Truth(value::binary_compare(op, a, b)?)
             }
-            (Any::Whole(a, dtype), Any::Whole(b, _), Domain::Num) => cut(value::binary_num(op, a, b)?, dtype),
+            (Any::Whole(a, dtype), Any::Whole(b, _), Domain::Num) => {
+                wrap(value::binary_num(op, a, b)?, dtype)
+            }
             (Any::Whole(a, _), Any::Whole(b, _), Domain::Compare) => {
                 Any::Truth(value::binary_compare(op, a, b)?)
             }
             (Any::Whole(a, dtype), Any::Whole(b, _), Domain::Bits) => {
-                cut(value::binary_bits(op, a, b)?, dtype)
+                wrap(value::binary_bits(op, a, b)?, dtype)
             }
             (Any::Truth(a), Any::Truth(b), Domain::Compare) => Any::Truth(value::binary_compare(op, a, b)?),
             (Any::Truth(a), Any::Truth(b), Domain::Bits) => Any::Truth(value::binary_bits(op, a, b)?),
@@ -212,15 +214,15 @@ fn applied(call: &Call, args: &[Any]) -> Option<Any> {
 /// An f32 rounded as one of that dtype is.
 fn rounded(x: Real, dtype: DType) -> Any {
     let x = match dtype {
-        DType::F16 => Real(make(Lane::Half, &[x.0])),
+        DType::F16 => Real(make(LaneOp::Half, &[x.0])),
         DType::BF16 => symbol::brain(x),
         _ => x,
     };
     Any::Real(x, dtype)
 }
 
-/// An i32 cut to the width of a dtype.
-fn cut(x: Whole, dtype: DType) -> Any {
+/// An i32 wrapped to the width of a dtype.
+fn wrap(x: Whole, dtype: DType) -> Any {
     let x = match dtype {
         DType::U8 => x.and(Word::lit(0xff)),
         DType::U16 => x.and(Word::lit(0xffff)),
@@ -249,7 +251,7 @@ fn cast(x: Any, to: DType) -> Option<Any> {
         }
         Any::Whole(x, _) if to == DType::Bool => Any::Truth(x.differs(Whole::ZERO)),
         Any::Whole(x, _) if to.is_float() => rounded(Real::of_signed(x), to),
-        Any::Whole(x, _) => cut(x, to),
+        Any::Whole(x, _) => wrap(x, to),
         Any::Truth(x) if to == DType::Bool => Any::Truth(x),
         Any::Truth(x) if to.is_float() => Any::Real(Real(pick(x, Real::ONE.0, Value::Lit(0))), to),
         Any::Truth(x) => Any::Whole(Whole(pick(x, Value::Lit(1), Value::Lit(0))), to),

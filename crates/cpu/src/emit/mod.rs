@@ -36,16 +36,16 @@ pub(crate) struct Code {
     /// Bytes from one element to the next behind each address; 0 for a splat, or lanes of a fold.
     strides: SmallVec<[u8; 8]>,
     /// The addresses that are of folds.
-    folds: SmallVec<[(usize, Rule); 2]>,
+    folds: SmallVec<[(usize, FoldRule); 2]>,
     inputs: usize,
     bytes: usize,
 }
 
 /// What a fold begins with, and how a lane takes an element.
-type Rule = (f32, fn(f32, f32) -> f32);
+type FoldRule = (f32, fn(f32, f32) -> f32);
 
 /// The rule of a kind, if it has one here.
-fn rule(kind: ReduceKind) -> Option<Rule> {
+fn rule(kind: ReduceKind) -> Option<FoldRule> {
     Some(match kind {
         ReduceKind::Sum | ReduceKind::Mean => (0.0, Num::add),
         ReduceKind::Prod => (1.0, Num::mul),

@@ -14,7 +14,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Pages with this code; nothing where the system refuses.
+    /// Pages with this code; `None` where the system refuses.
     #[cfg(unix)]
     pub fn new(code: &[u8]) -> Option<Pages> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);

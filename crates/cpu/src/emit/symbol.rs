@@ -1,7 +1,7 @@
 //! Numbers that are not computed but written down: what the tables' value column and the polynomials make of these is
 //! the graph of an operation. A function that has no form here is noted as missing; its pass is then interpreted.
 
-use super::graph::{self, Graph, Lane, Target};
+use super::graph::{self, Graph, LaneOp, Target};
 use kiln_ir::math::{Bits, Compare, DivideError, Float, Num, Single, Word, single};
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Sub};
@@ -28,7 +28,7 @@ pub(super) enum Value {
 impl Value {
     pub fn node(self) -> u32 {
         match self {
-            Value::Lit(bits) => GRAPH.with_borrow_mut(|g| g.node(Lane::Const(bits), &[])),
+            Value::Lit(bits) => GRAPH.with_borrow_mut(|g| g.node(LaneOp::Const(bits), &[])),
             Value::Node(node) => node,
         }
     }
@@ -38,7 +38,7 @@ impl Value {
         match self {
             Value::Lit(bits) => Some(bits),
             Value::Node(node) => GRAPH.with_borrow(|g| match g.at(node).lane {
-                Lane::Const(bits) => Some(bits),
+                LaneOp::Const(bits) => Some(bits),
                 _ => None,
             }),
         }
@@ -54,7 +54,7 @@ impl Value {
 }
 
 /// A new value.
-pub(super) fn make(lane: Lane, args: &[Value]) -> Value {
+pub(super) fn make(lane: LaneOp, args: &[Value]) -> Value {
     let mut nodes = [0; 3];
     for (node, arg) in nodes.iter_mut().zip(args) {
         *node = arg.node();
@@ -84,11 +84,11 @@ pub(super) struct Truth(pub Value);
 const SIGN: u32 = 0x8000_0000;
 
 fn compare(predicate: u32, a: Real, b: Real) -> Truth {
-    Truth(make(Lane::Compare(predicate), &[a.0, b.0]))
+    Truth(make(LaneOp::Compare(predicate), &[a.0, b.0]))
 }
 
 fn compare_ints(predicate: u32, a: Whole, b: Whole) -> Truth {
-    Truth(make(Lane::CompareInt(predicate), &[a.0, b.0]))
+    Truth(make(LaneOp::CompareInt(predicate), &[a.0, b.0]))
 }
 
 /// `a` where that is true, else `b`, whatever the lanes hold.
@@ -96,18 +96,18 @@ pub(super) fn pick(truth: Truth, a: Value, b: Value) -> Value {
     if a == b {
         return a;
     }
-    let between = truth.0.made().filter(|made| made.lane == Lane::Compare(graph::BELOW));
+    let between = truth.0.made().filter(|made| made.lane == LaneOp::Compare(graph::BELOW));
     if let Some([p, q, _]) = between.map(|made| made.args) {
         // p < q ? p : q is what the instruction does, whatever the operands are.
         match (a.node(), b.node()) {
-            (a, b) if (a, b) == (p, q) => return make(Lane::Min, &[Value::Node(p), Value::Node(q)]),
-            (a, b) if (a, b) == (q, p) => return make(Lane::Max, &[Value::Node(q), Value::Node(p)]),
+            (a, b) if (a, b) == (p, q) => return make(LaneOp::Min, &[Value::Node(p), Value::Node(q)]),
+            (a, b) if (a, b) == (q, p) => return make(LaneOp::Max, &[Value::Node(q), Value::Node(p)]),
             _ => {}
         }
     }
     match b.known() {
-        Some(0) => make(Lane::Keep, &[truth.0, a]),
-        _ => make(Lane::Pick, &[truth.0, a, b]),
+        Some(0) => make(LaneOp::Keep, &[truth.0, a]),
+        _ => make(LaneOp::Pick, &[truth.0, a, b]),
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn brain(x: Real) -> Real {
 
 /// f32 to i32 as Rust converts: toward 0, to the nearest that there is, NaN to 0.
 pub(super) fn to_int(x: Real) -> Whole {
-    let y = make(Lane::ToInt, &[x.0]);
+    let y = make(LaneOp::ToInt, &[x.0]);
     // What does not fit becomes the smallest.
     let large = Value::Lit(2_147_483_648f32.to_bits());
     let y = pick(compare(graph::AT_MOST, Real(large), x), Value::Lit(i32::MAX as u32), y);
@@ -132,7 +132,7 @@ pub(super) fn to_int(x: Real) -> Whole {
 
 macro_rules! binary {
     ($($name:ident $lane:ident)*) => {
-        $(fn $name(self, o: Self) -> Self { Self(make(Lane::$lane, &[self.0, o.0])) })*
+        $(fn $name(self, o: Self) -> Self { Self(make(LaneOp::$lane, &[self.0, o.0])) })*
     };
 }
 
@@ -172,20 +172,20 @@ impl Num for Real {
     absent!(; floor_divide remainder fmod pow);
 
     fn neg(self) -> Real {
-        Real(make(Lane::Xor, &[self.0, Value::Lit(SIGN)]))
+        Real(make(LaneOp::Xor, &[self.0, Value::Lit(SIGN)]))
     }
     fn abs(self) -> Real {
-        Real(make(Lane::And, &[self.0, Value::Lit(!SIGN)]))
+        Real(make(LaneOp::And, &[self.0, Value::Lit(!SIGN)]))
     }
     fn sign(self) -> Real {
         let below = Real::pick(self.below(Real::ZERO), Real(Value::Lit((-1f32).to_bits())), Real::ZERO);
         Real::pick(self.above(Real::ZERO), Real::ONE, below)
     }
     fn maximum(self, o: Real) -> Real {
-        extreme(self, o, Lane::Max, Lane::And, graph::NOT_AT_MOST)
+        extreme(self, o, LaneOp::Max, LaneOp::And, graph::NOT_AT_MOST)
     }
     fn minimum(self, o: Real) -> Real {
-        extreme(self, o, Lane::Min, Lane::Or, graph::NOT_ABOVE)
+        extreme(self, o, LaneOp::Min, LaneOp::Or, graph::NOT_ABOVE)
     }
     fn nan(self) -> Truth {
         compare(graph::UNORDERED, self, self)
@@ -199,7 +199,7 @@ impl Num for Real {
 }
 
 /// The larger or smaller by `lane`; `tie` joins the bits of two zeros, and `wins` says where x is the answer beside 0.
-fn extreme(a: Real, b: Real, lane: Lane, tie: Lane, wins: u32) -> Real {
+fn extreme(a: Real, b: Real, lane: LaneOp, tie: LaneOp, wins: u32) -> Real {
     let (x, known) = match (a.0.known(), b.0.known()) {
         (_, Some(bits)) => (a, Some(bits)),
         (Some(bits), _) => (b, Some(bits)),
@@ -214,8 +214,8 @@ fn extreme(a: Real, b: Real, lane: Lane, tie: Lane, wins: u32) -> Real {
         _ => {}
     }
     let both = match (target(), lane) {
-        (Target::Avx512, Lane::Min) => make(Lane::Lower, &[a.0, b.0]),
-        (Target::Avx512, _) => make(Lane::Upper, &[a.0, b.0]),
+        (Target::Avx512, LaneOp::Min) => make(LaneOp::Lower, &[a.0, b.0]),
+        (Target::Avx512, _) => make(LaneOp::Upper, &[a.0, b.0]),
         // Of two zeros the instruction gives the second.
         (Target::Avx2, _) => make(tie, &[make(lane, &[a.0, b.0]), make(lane, &[b.0, a.0])]),
     };
@@ -234,14 +234,14 @@ impl Float for Real {
             GRAPH.with_borrow(|g| g.fixed[node as usize])
         };
         if target() == Target::Avx2 || fixed(self) || !fixed(by) {
-            return Real(make(Lane::Div, &[self.0, by.0]));
+            return Real(make(LaneOp::Div, &[self.0, by.0]));
         }
         // What the body's way to divide by it is good for.
         let [least, most] = [-20, 20].map(|e| Real::lit(2f32.powi(e)));
         let size = by.abs();
         let fair = compare(graph::AT_MOST, least, size).and(compare(graph::AT_MOST, size, most));
-        let inverse = pick(fair, make(Lane::Div, &[Real::ONE.0, by.0]), Real::lit(f32::NAN).0);
-        Real(make(Lane::Over, &[self.0, by.0, inverse]))
+        let inverse = pick(fair, make(LaneOp::Div, &[Real::ONE.0, by.0]), Real::lit(f32::NAN).0);
+        Real(make(LaneOp::Over, &[self.0, by.0, inverse]))
     }
     fn to(self) -> f64 {
         missing();
@@ -269,29 +269,29 @@ impl Float for Real {
         single::erf(self)
     }
     fn sqrt(self) -> Real {
-        Real(make(Lane::Sqrt, &[self.0]))
+        Real(make(LaneOp::Sqrt, &[self.0]))
     }
     fn round_even(self) -> Real {
-        Real(make(Lane::Round(0), &[self.0]))
+        Real(make(LaneOp::Round(0), &[self.0]))
     }
     fn floor(self) -> Real {
-        Real(make(Lane::Round(1), &[self.0]))
+        Real(make(LaneOp::Round(1), &[self.0]))
     }
     fn ceil(self) -> Real {
-        Real(make(Lane::Round(2), &[self.0]))
+        Real(make(LaneOp::Round(2), &[self.0]))
     }
     fn trunc(self) -> Real {
-        Real(make(Lane::Round(3), &[self.0]))
+        Real(make(LaneOp::Round(3), &[self.0]))
     }
     fn fma(self, a: Real, b: Real) -> Real {
         let sign = Value::Lit(SIGN).node();
-        let negated = self.0.made().filter(|made| made.lane == Lane::Xor && made.args[..2].contains(&sign));
+        let negated = self.0.made().filter(|made| made.lane == LaneOp::Xor && made.args[..2].contains(&sign));
         Real(match negated {
             Some(made) => {
                 let plain = if made.args[0] == sign { made.args[1] } else { made.args[0] };
-                make(Lane::Fnma, &[Value::Node(plain), a.0, b.0])
+                make(LaneOp::Fnma, &[Value::Node(plain), a.0, b.0])
             }
-            None => make(Lane::Fma, &[self.0, a.0, b.0]),
+            None => make(LaneOp::Fma, &[self.0, a.0, b.0]),
         })
     }
     fn pick(truth: Truth, a: Real, b: Real) -> Real {
@@ -311,15 +311,15 @@ impl Single for Real {
         Real(bits.0)
     }
     fn of_signed(x: Whole) -> Real {
-        Real(make(Lane::ToFloat, &[x.0]))
+        Real(make(LaneOp::ToFloat, &[x.0]))
     }
     fn copysign(self, sign: Real) -> Real {
         let kept = Value::Lit(!SIGN);
         Real(match target() {
-            Target::Avx512 => make(Lane::Merge, &[kept, self.0, sign.0]),
+            Target::Avx512 => make(LaneOp::Merge, &[kept, self.0, sign.0]),
             Target::Avx2 => make(
-                Lane::Or,
-                &[make(Lane::And, &[self.0, kept]), make(Lane::And, &[sign.0, Value::Lit(SIGN)])],
+                LaneOp::Or,
+                &[make(LaneOp::And, &[self.0, kept]), make(LaneOp::And, &[sign.0, Value::Lit(SIGN)])],
             ),
         })
     }
@@ -329,7 +329,7 @@ macro_rules! operators {
     ($($trait:ident $name:ident)*) => {$(
         impl $trait for Real {
             type Output = Real;
-            fn $name(self, o: Real) -> Real { Real(make(Lane::$trait, &[self.0, o.0])) }
+            fn $name(self, o: Real) -> Real { Real(make(LaneOp::$trait, &[self.0, o.0])) }
         }
     )*};
 }
@@ -380,7 +380,7 @@ impl Num for Whole {
         Whole::ZERO.sub(self)
     }
     fn abs(self) -> Whole {
-        Whole(make(Lane::AbsInt, &[self.0]))
+        Whole(make(LaneOp::AbsInt, &[self.0]))
     }
     fn sign(self) -> Whole {
         self.maximum(Word::lit(-1i32 as u32)).minimum(Whole::ONE)
@@ -398,7 +398,7 @@ impl Num for Whole {
 
 /// False in every lane.
 fn falsehood() -> Truth {
-    Truth(make(Lane::CompareInt(graph::EQUAL), &[Value::Lit(0), Value::Lit(1)]))
+    Truth(make(LaneOp::CompareInt(graph::EQUAL), &[Value::Lit(0), Value::Lit(1)]))
 }
 
 impl Bits for Whole {
@@ -413,16 +413,16 @@ impl Word for Whole {
         Whole(Value::Lit(x))
     }
     fn shl(self, by: u32) -> Whole {
-        Whole(make(Lane::Shl(by), &[self.0]))
+        Whole(make(LaneOp::Shl(by), &[self.0]))
     }
     fn shr(self, by: u32) -> Whole {
-        Whole(make(Lane::Shr(by), &[self.0]))
+        Whole(make(LaneOp::Shr(by), &[self.0]))
     }
     fn sar(self, by: u32) -> Whole {
-        Whole(make(Lane::Sar(by), &[self.0]))
+        Whole(make(LaneOp::Sar(by), &[self.0]))
     }
     fn is_even(self) -> Truth {
-        Truth(make(Lane::CompareInt(graph::EQUAL), &[self.and(Whole::ONE).0, Value::Lit(0)]))
+        Truth(make(LaneOp::CompareInt(graph::EQUAL), &[self.and(Whole::ONE).0, Value::Lit(0)]))
     }
 }
 
@@ -451,23 +451,23 @@ impl Compare for Truth {
 
 impl Bits for Truth {
     fn and(self, o: Truth) -> Truth {
-        Truth(make(by_target(Lane::Both, Lane::And), &[self.0, o.0]))
+        Truth(make(by_target(LaneOp::Both, LaneOp::And), &[self.0, o.0]))
     }
     fn or(self, o: Truth) -> Truth {
-        Truth(make(by_target(Lane::Either, Lane::Or), &[self.0, o.0]))
+        Truth(make(by_target(LaneOp::Either, LaneOp::Or), &[self.0, o.0]))
     }
     fn xor(self, o: Truth) -> Truth {
-        Truth(make(by_target(Lane::Differ, Lane::Xor), &[self.0, o.0]))
+        Truth(make(by_target(LaneOp::Differ, LaneOp::Xor), &[self.0, o.0]))
     }
     fn not(self) -> Truth {
         Truth(match target() {
-            Target::Avx512 => make(Lane::Not, &[self.0]),
-            Target::Avx2 => make(Lane::Xor, &[self.0, Value::Lit(!0)]),
+            Target::Avx512 => make(LaneOp::Not, &[self.0]),
+            Target::Avx2 => make(LaneOp::Xor, &[self.0, Value::Lit(!0)]),
         })
     }
 }
 
-fn by_target(avx512: Lane, avx2: Lane) -> Lane {
+fn by_target(avx512: LaneOp, avx2: LaneOp) -> LaneOp {
     match target() {
         Target::Avx512 => avx512,
         Target::Avx2 => avx2,

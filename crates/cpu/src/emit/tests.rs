@@ -30,16 +30,16 @@ fn targets() -> Vec<Target> {
 
 #[derive(Clone, Copy)]
 #[repr(align(64))]
-struct Line(#[allow(dead_code)] [u64; 8]);
+struct CacheLine(#[allow(dead_code)] [u64; 8]);
 
 /// Memory for elements, aligned for any store.
 #[derive(Clone)]
-struct Memory(Vec<Line>);
+struct Memory(Vec<CacheLine>);
 
 impl Memory {
     fn new(bytes: usize) -> Memory {
         // Lines more than it takes, to see what is written behind the end.
-        Memory(vec![Line([0x5555_5555_5555_5555; 8]); bytes / 64 + 2])
+        Memory(vec![CacheLine([0x5555_5555_5555_5555; 8]); bytes / 64 + 2])
     }
 
     fn at(&mut self) -> *mut u8 {

@@ -3,7 +3,7 @@
 use super::kernel::Kernel;
 use super::scalar::{Compute, Source};
 use super::scratch::{SHARED, Shared, with_scratch};
-use super::{PANEL, Product, put};
+use super::{PANEL, Problem, put};
 use crate::pool;
 
 /// Panels are independent until they are added up, so eight of them hide the latency of the additions. What is added up
@@ -11,7 +11,7 @@ use crate::pool;
 ///
 /// # Safety
 /// As for `route`; m, n ≤ SKINNY.
-pub(super) unsafe fn chains<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>) {
+pub(super) unsafe fn chains<K: Kernel<T>, S: Source<T>, T: Compute>(p: Problem<S, T>) {
     let (panels, outputs) = (p.k.div_ceil(PANEL), p.m * p.n);
     with_scratch(&SHARED, panels.div_ceil(CHAINS).min(STRETCH) * CHAINS * outputs, |sums: *mut T| {
         for first in (0..panels).step_by(STRETCH * CHAINS) {
@@ -27,7 +27,7 @@ pub(super) unsafe fn chains<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S
 /// # Safety
 /// As for `chains`; `sums` has room for CHAINS of each group of panels and output.
 unsafe fn stretch<K: Kernel<T>, S: Source<T>, T: Compute>(
-    p: Product<S, T>,
+    p: Problem<S, T>,
     first: usize,
     count: usize,
     sums: *mut T,

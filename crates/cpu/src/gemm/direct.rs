@@ -1,14 +1,14 @@
 //! Small products, for which packing costs more than it saves.
 
 use super::scalar::{Compute, Source};
-use super::{Product, panels, put};
+use super::{Problem, panels, put};
 
 /// Sixteen outputs of a row at a time, straight from the operands.
 ///
 /// # Safety
 /// As for `gemm`.
 #[inline(always)]
-pub(super) unsafe fn direct_body<S: Source<T>, T: Compute>(p: Product<S, T>) {
+pub(super) unsafe fn direct_body<S: Source<T>, T: Compute>(p: Problem<S, T>) {
     let p = if p.b.cs != 1 && p.a.rs == 1 { p.swapped() } else { p };
     for i in 0..p.m {
         for j in (0..p.n).step_by(GROUP) {

@@ -3,7 +3,7 @@
 use super::isa::{Isa, isa};
 use super::scalar::{Compute, Narrow, Source};
 use super::scratch::{SUMMED, Shared, with_scratch};
-use super::{After, Block, Mat, MatMut, Product, Share};
+use super::{After, Block, Mat, MatMut, Problem, Share};
 use crate::versions::versions;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -15,7 +15,7 @@ use std::slice;
 /// As for [`gemm`](super::gemm).
 pub unsafe fn gemm_half<H: Half>(m: usize, n: usize, k: usize, a: Mat<H>, b: Mat<H>, c: MatMut<H>) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { half_on(isa(), Product { m, n, k, a, b, c, share: Share::WHOLE }, &|_| ()) }
+    unsafe { half_on(isa(), Problem { m, n, k, a, b, c, share: Share::WHOLE }, &|_| ()) }
 }
 
 /// As [`gemm_half`], and calls `after` as [`gemm_then`](super::gemm_then) does.
@@ -34,7 +34,7 @@ pub unsafe fn gemm_half_then<H: Half>(
     after: After<'_>,
 ) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { half_on(isa(), Product { m, n, k, a, b, c, share }, after) }
+    unsafe { half_on(isa(), Problem { m, n, k, a, b, c, share }, after) }
 }
 
 /// `f16` and `bf16`.
@@ -42,7 +42,7 @@ pub trait Half: Source<f32> + Narrow {}
 
 /// # Safety
 /// As for `gemm_then`, and `isa` is supported.
-pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Product<H, H>, after: After<'_>) {
+pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Problem<H, H>, after: After<'_>) {
     if p.m == 0 || p.n == 0 {
         return;
     }
@@ -73,7 +73,7 @@ pub(super) unsafe fn half_on<H: Half>(isa: Isa, p: Product<H, H>, after: After<'
                     let c = MatMut { ptr: sums, rs: n as isize, cs: 1 };
                     let a = Mat { ptr: p.a.at(i, 0), ..p.a };
                     let b = Mat { ptr: p.b.at(0, j), ..p.b };
-                    <f32 as Compute>::run(isa, Product { m, n, k: p.k, a, b, c, share: p.share }, &rounded);
+                    <f32 as Compute>::run(isa, Problem { m, n, k: p.k, a, b, c, share: p.share }, &rounded);
                 }
             });
         }

@@ -1,6 +1,6 @@
 //! Integers: sums are exact modulo the word, so they have no order to keep and need no packing.
 
-use super::{Mat, MatMut, PARALLEL_WORK, Product, Share};
+use super::{Mat, MatMut, PARALLEL_WORK, Problem, Share};
 use crate::pool;
 use crate::stop;
 
@@ -9,7 +9,7 @@ use crate::stop;
 /// # Safety
 /// As for [`gemm`](super::gemm).
 pub unsafe fn gemm_int<T: GemmInt>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
-    let mut p = Product { m, n, k, a, b, c, share: Share::WHOLE };
+    let mut p = Problem { m, n, k, a, b, c, share: Share::WHOLE };
     if p.c.cs != 1 && p.c.rs == 1 {
         p = p.swapped();
     }
@@ -45,7 +45,7 @@ ints!(i8 i16 i32 i64 u8 u16 u32 u64);
 ///
 /// # Safety
 /// As for `gemm`; i is below m.
-unsafe fn int_row<T: GemmInt>(p: Product<T, T>, i: usize) {
+unsafe fn int_row<T: GemmInt>(p: Problem<T, T>, i: usize) {
     for j in (0..p.n).step_by(INT_COLUMNS) {
         let w = INT_COLUMNS.min(p.n - j);
         let mut sums = [T::default(); INT_COLUMNS];

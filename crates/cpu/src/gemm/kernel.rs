@@ -1,6 +1,6 @@
 //! The inner loops: the same bodies, compiled once for each instruction set.
 
-use super::Product;
+use super::Problem;
 use super::chains::chains_body;
 use super::direct::direct_body;
 use super::rows::rows_body;
@@ -63,7 +63,7 @@ pub(super) trait Kernel<T: Compute>: 'static {
 
     /// # Safety
     /// As for `gemm`.
-    unsafe fn direct<S: Source<T>>(p: Product<S, T>);
+    unsafe fn direct<S: Source<T>>(p: Problem<S, T>);
 }
 
 /// A register of numbers. Unsafe to use where its instructions are missing.
@@ -410,7 +410,7 @@ macro_rules! kernels {
             }
 
             $(#[target_feature(enable = $feature)])?
-            unsafe fn direct<S: Source<$t>>(p: Product<S, $t>) {
+            unsafe fn direct<S: Source<$t>>(p: Problem<S, $t>) {
                 // SAFETY: the caller's promise.
                 unsafe { direct_body(p) }
             }

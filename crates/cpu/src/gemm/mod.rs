@@ -4,7 +4,7 @@
 //! `acc = fma(a[i,k], b[k,j], acc)` from 0 with k ascending, and panels are added up in order. `route` picks a path by
 //! shape and strides (`direct`, `chains`, `rows`, `packed`); every path, ISA, stride and split keeps that order, so it
 //! can be chosen by speed alone. A path reads operands through `scalar`, keeps what it packs in `scratch` and loops in
-//! `kernel`, over the registers of `x86` where there are any. Called by the CPU device, one call a matrix; splits large
+//! `kernel`, over the registers of `x86` where there are any. Called by the CPU device, one call per matrix; splits large
 //! products over `pool`. Products commute bit for bit (except for which NaN comes out of two), so operands are exchanged
 //! where that suits the layout of C. `gemm_then` calls back for each block of C when it is done, for an epilogue while it
 //! is in cache. Deliberately absent: alpha, beta, and loops
@@ -71,7 +71,7 @@ pub struct MatMut<T> {
 /// neither input, and nobody else accesses them meanwhile.
 pub unsafe fn gemm<T: GemmScalar>(m: usize, n: usize, k: usize, a: Mat<T>, b: Mat<T>, c: MatMut<T>) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { T::run(isa(), Product { m, n, k, a, b, c, share: Share::WHOLE }, &|_| ()) }
+    unsafe { T::run(isa(), Problem { m, n, k, a, b, c, share: Share::WHOLE }, &|_| ()) }
 }
 
 /// As [`gemm`], and calls `after` once for each block of C as soon as that is complete, on the thread that computed it.
@@ -91,7 +91,7 @@ pub unsafe fn gemm_then<T: GemmScalar>(
     after: After<'_>,
 ) {
     // SAFETY: the caller's promise, and `isa()` is supported here.
-    unsafe { T::run(isa(), Product { m, n, k, a, b, c, share }, after) }
+    unsafe { T::run(isa(), Problem { m, n, k, a, b, c, share }, after) }
 }
 
 /// What a product of a batch knows of the others.
@@ -214,7 +214,7 @@ const PARALLEL_WORK: usize = 1 << 19;
 const SKINNY: usize = 4;
 
 /// One call: operands of S computed in T.
-struct Product<S, T> {
+struct Problem<S, T> {
     m: usize,
     n: usize,
     k: usize,
@@ -224,18 +224,18 @@ struct Product<S, T> {
     share: Share,
 }
 
-impl<S, T> Clone for Product<S, T> {
+impl<S, T> Clone for Problem<S, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<S, T> Copy for Product<S, T> {}
+impl<S, T> Copy for Problem<S, T> {}
 
-impl<S, T> Product<S, T> {
+impl<S, T> Problem<S, T> {
     /// The same product as seen from the transposed C.
     fn swapped(self) -> Self {
-        let Product { m, n, k, a, b, c, share } = self;
-        Product { m: n, n: m, k, a: b.swapped(), b: a.swapped(), c: c.swapped(), share }
+        let Problem { m, n, k, a, b, c, share } = self;
+        Problem { m: n, n: m, k, a: b.swapped(), b: a.swapped(), c: c.swapped(), share }
     }
 
     fn work(&self) -> usize {
@@ -258,7 +258,7 @@ fn panels(k: usize) -> impl Iterator<Item = (usize, usize)> {
 ///
 /// # Safety
 /// As for `gemm_then`, and the instruction set of `K` is supported.
-unsafe fn route<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+unsafe fn route<K: Kernel<T>, S: Source<T>, T: Compute>(p: Problem<S, T>, after: After<'_>) {
     if p.m == 0 || p.n == 0 {
         return;
     }
@@ -275,7 +275,7 @@ unsafe fn route<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after:
 
 /// # Safety
 /// As for `route`.
-unsafe fn path<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+unsafe fn path<K: Kernel<T>, S: Source<T>, T: Compute>(p: Problem<S, T>, after: After<'_>) {
     let whole = Block { i: 0, m: p.m, j: 0, n: p.n };
     // SAFETY: the caller's promise in all.
     unsafe {

@@ -7,7 +7,7 @@ use super::kernel::{Kernel, MAX_TILE, Strip, Tile};
 use super::parted::{MOST, parted};
 use super::scalar::{Compute, Source};
 use super::scratch::{OWN, SHARED, Shared, with_scratch};
-use super::{After, Block, Mat, MatMut, PANEL, Product, panels, put};
+use super::{After, Block, Mat, MatMut, PANEL, Problem, panels, put};
 use crate::pool;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -34,7 +34,7 @@ const L1_BYTES: usize = 32 << 10;
 
 /// # Safety
 /// As for `route`.
-pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Problem<S, T>, after: After<'_>) {
     // Columns of A that are neighbours are copied faster by the width of B's strips, and few of B are no loss as rows.
     if p.a.rs == 1 && p.a.cs != 1 && p.n <= FEW && p.m >= 4 * p.n {
         // SAFETY: the caller's promise.
@@ -46,11 +46,11 @@ pub(super) unsafe fn packed<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S
 
 /// # Safety
 /// As for `route`.
-unsafe fn cut_up<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+unsafe fn cut_up<K: Kernel<T>, S: Source<T>, T: Compute>(p: Problem<S, T>, after: After<'_>) {
     let threads = if p.wide() { pool::threads().min(MOST) } else { 1 };
     let step = PANEL.min(p.k) * size_of::<T>();
     let (most_rows, block) = (SHARED_BYTES / (K::MR * step) * K::MR, (BLOCK_BYTES / (K::NR * step)).max(1));
-    let call = Call::<K, S, T>::new(p, threads);
+    let call = PackedCall::<K, S, T>::new(p, threads);
     let few_columns = p.n <= p.m && call.b_strips <= block;
     // What one core packs and another reads travels between them; rows that are not packed do not.
     let apart = threads > 1 && p.n >= threads * APART && !call.a_packs();
@@ -63,15 +63,15 @@ unsafe fn cut_up<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after
         // SAFETY: row i is in A and in C; the caller's promise.
         unsafe {
             let (a, c) = (Mat { ptr: p.a.at(i, 0), ..p.a }, MatMut { ptr: p.c.at(i, 0), ..p.c });
-            let call = Call::<K, S, T>::new(Product { m, a, c, ..p }, threads);
+            let call = PackedCall::<K, S, T>::new(Problem { m, a, c, ..p }, threads);
             call.by_columns(block, &|block| after(Block { i: i + block.i, ..block }));
         }
     }
 }
 
 /// One product and how it is cut.
-struct Call<K, S, T> {
-    p: Product<S, T>,
+struct PackedCall<K, S, T> {
+    p: Problem<S, T>,
     threads: usize,
     a: Side<S>,
     b: Side<S>,
@@ -85,14 +85,14 @@ struct Call<K, S, T> {
     kernel: PhantomData<fn(K)>,
 }
 
-impl<K: Kernel<T>, S: Source<T>, T: Compute> Call<K, S, T> {
-    fn new(p: Product<S, T>, threads: usize) -> Self {
+impl<K: Kernel<T>, S: Source<T>, T: Compute> PackedCall<K, S, T> {
+    fn new(p: Problem<S, T>, threads: usize) -> Self {
         let (a_strips, b_strips) = (p.m.div_ceil(K::MR), p.n.div_ceil(K::NR));
         let few = p.share.bytes <= NEXT_BYTES;
         // What few strips of A read, and what stays in L1, is not worth packing.
         let read = if aliased::<S>(p.b.rs) { 3 } else { 7 };
         let small = p.n * p.k * size_of::<S>() <= L1_BYTES;
-        Call {
+        PackedCall {
             p,
             threads,
             a: Side { lines: p.m, width: K::MR, ptr: p.a.ptr, ls: p.a.rs, ks: p.a.cs },

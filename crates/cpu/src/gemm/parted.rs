@@ -1,4 +1,4 @@
-//! Pieces of work in parts, one a thread, that anyone may finish.
+//! Pieces of work in parts, one per thread, that anyone may finish.
 
 use crate::pool;
 use crate::stop;

@@ -3,7 +3,7 @@
 use super::kernel::{Kernel, Vector};
 use super::scalar::{Compute, Source};
 use super::scratch::{OWN, with_scratch};
-use super::{After, Block, PANEL, Product, SKINNY, panels, put};
+use super::{After, Block, PANEL, Problem, SKINNY, panels, put};
 use crate::pool;
 use crate::stop;
 
@@ -11,7 +11,7 @@ use crate::stop;
 ///
 /// # Safety
 /// As for `route`; m ≤ SKINNY and B's column stride is 1.
-pub(super) unsafe fn rows<K: Kernel<T>, S: Source<T>, T: Compute>(p: Product<S, T>, after: After<'_>) {
+pub(super) unsafe fn rows<K: Kernel<T>, S: Source<T>, T: Compute>(p: Problem<S, T>, after: After<'_>) {
     let most = SUMS / size_of::<T>();
     let wide = p.wide();
     let even = if wide { p.n.div_ceil(2 * pool::threads()).next_multiple_of(64) } else { p.n };

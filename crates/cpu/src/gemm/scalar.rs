@@ -5,7 +5,7 @@ use super::isa::Isa;
 use super::kernel::{Kernel, Portable, Strip};
 #[cfg(target_arch = "x86_64")]
 use super::x86;
-use super::{After, Product, route};
+use super::{After, Problem, route};
 
 /// `f32` and `f64`.
 pub trait GemmScalar: Compute {}
@@ -18,7 +18,7 @@ pub trait Compute: Copy + Default + Send + Sync + Source<Self> + 'static {
     /// # Safety
     /// As for `gemm_then`, and `isa` is supported.
     #[allow(private_interfaces)]
-    unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>, after: After<'_>);
+    unsafe fn run<S: Source<Self>>(isa: Isa, p: Problem<S, Self>, after: After<'_>);
     /// # Safety
     /// As for `Kernel::pack`, and `isa` is supported.
     #[allow(private_interfaces)]
@@ -58,7 +58,7 @@ macro_rules! floats {
             }
 
             #[allow(private_interfaces)]
-            unsafe fn run<S: Source<Self>>(isa: Isa, p: Product<S, Self>, after: After<'_>) {
+            unsafe fn run<S: Source<Self>>(isa: Isa, p: Problem<S, Self>, after: After<'_>) {
                 // SAFETY: the caller's promise.
                 unsafe {
                     match isa {

@@ -13,7 +13,7 @@ trait Number: Copy + Default + Debug + 'static {
     fn bits(self) -> u64;
     /// The product by its definition.
     fn dot(k: usize, a: impl Fn(usize) -> Self, b: impl Fn(usize) -> Self) -> Self;
-    unsafe fn run(isa: Isa, p: Product<Self, Self>);
+    unsafe fn run(isa: Isa, p: Problem<Self, Self>);
 }
 
 macro_rules! float_numbers {
@@ -33,7 +33,7 @@ macro_rules! float_numbers {
                 }
                 $narrow(total)
             }
-            unsafe fn run(isa: Isa, p: Product<Self, Self>) {
+            unsafe fn run(isa: Isa, p: Problem<Self, Self>) {
                 // SAFETY: the caller's promise.
                 unsafe { $run(isa, p, &|_| ()) }
             }
@@ -60,7 +60,7 @@ macro_rules! int_numbers {
             fn dot(k: usize, a: impl Fn(usize) -> Self, b: impl Fn(usize) -> Self) -> Self {
                 (0..k).fold(0, |acc: $t, k| acc.wrapping_add(a(k).wrapping_mul(b(k))))
             }
-            unsafe fn run(_: Isa, p: Product<Self, Self>) {
+            unsafe fn run(_: Isa, p: Problem<Self, Self>) {
                 // SAFETY: the caller's promise.
                 unsafe { gemm_int(p.m, p.n, p.k, p.a, p.b, p.c) }
             }
@@ -132,7 +132,7 @@ fn check<T: Number>(isa: Isa, (m, n, k): (usize, usize, usize), layouts: [Layout
     let (c_len, c_at, c_rs, c_cs) = lay(layouts[2], m, n);
     let (a, b, mut c) = (data(a_len), data(b_len), data(c_len));
     let before = c.clone();
-    let product = Product {
+    let product = Problem {
         m,
         n,
         k,

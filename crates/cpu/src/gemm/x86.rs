@@ -1,6 +1,6 @@
 //! Registers of AVX2 and AVX-512, and the transposition of strips that are contiguous along K.
 
-use super::Product;
+use super::Problem;
 use super::chains::chains_body;
 use super::direct::direct_body;
 use super::kernel::{Kernel, Strip, Tile, Vector, kernels, pack_body, tile_body, widen_body};

@@ -15,7 +15,7 @@ use crate::pool;
 use crate::reference::Number;
 use crate::reference::order::{self, INNER, OUTER};
 use crate::stop;
-use crate::tile::{Out, Source};
+use crate::tile::{Out, TileSource};
 use crate::view::View;
 use fold::*;
 use half::{bf16, f16};
@@ -60,7 +60,7 @@ fn run<T: Number>(x: &View, axes: AxisSet, target: &View, fold: &Fold<T>) {
     let results = target.numel();
     if order::order(&x.shape, axes) == INNER {
         let rows = arranged(x, &kept, &reduced);
-        let source = Source::<T>::new(&rows);
+        let source = TileSource::<T>::new(&rows);
         // SAFETY: each result is written once, by the one thread that has its share.
         let put = |r: usize, sum: T::Wide| (fold.finish)(&[sum], count, unsafe { out.range(r, 1) });
         let share = (SHARE / count.max(1)).max(1);
@@ -74,7 +74,7 @@ fn run<T: Number>(x: &View, axes: AxisSet, target: &View, fold: &Fold<T>) {
         });
     } else {
         let columns = arranged(x, &reduced, &kept);
-        let source = Source::<T>::new(&columns);
+        let source = TileSource::<T>::new(&columns);
         pool::parallel(results.div_ceil(BLOCK), &|b| {
             let len = BLOCK.min(results - b * BLOCK);
             // SAFETY: blocks are disjoint.
@@ -95,7 +95,7 @@ fn arranged(x: &View, first: &[usize], then: &[usize]) -> View {
 }
 
 /// One row of `count` elements.
-fn row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
+fn row<T: Number>(source: &TileSource<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
     let mut scratch = [T::default(); INNER.chunk];
     if (1..=INNER.chunk).contains(&count) {
         return (fold.chunk)(source.tile(from, &mut scratch[..count]));
@@ -113,7 +113,7 @@ fn row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold
 
 /// One long row, its chunks shared out among threads. What they give is kept for a stretch of the row only: stretches of
 /// a power of two of chunks are parts of the tree.
-fn wide_row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
+fn wide_row<T: Number>(source: &TileSource<'_, T>, from: usize, count: usize, fold: &Fold<T>) -> T::Wide {
     let chunks = count.div_ceil(INNER.chunk);
     let mut partials = vec![fold.identity; chunks.min(STRETCH)];
     let mut tree = Tree::new(fold.identity);
@@ -137,7 +137,7 @@ fn wide_row<T: Number>(source: &Source<'_, T>, from: usize, count: usize, fold: 
 
 /// `len` neighbouring results, from result `from` of `results` on, each over `count` elements.
 fn block<T: Number>(
-    source: &Source<'_, T>,
+    source: &TileSource<'_, T>,
     from: usize,
     len: usize,
     results: usize,

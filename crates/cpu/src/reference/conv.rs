@@ -24,7 +24,7 @@ pub fn conv(kind: ConvKind, conv: &Conv, a: &Value, b: &Value, out: &Shape) -> A
         ConvKind::Input => (out, &b.shape, &a.shape),
         ConvKind::Weight => (&a.shape, out, &b.shape),
     };
-    let plan = Plan {
+    let plan = ConvPlan {
         batch: x[0],
         channels: x[1],
         outputs: w[0],
@@ -43,7 +43,7 @@ pub fn conv(kind: ConvKind, conv: &Conv, a: &Value, b: &Value, out: &Shape) -> A
     })
 }
 
-struct Plan {
+struct ConvPlan {
     batch: usize,
     /// Channels of x and of y.
     channels: usize,
@@ -54,7 +54,7 @@ struct Plan {
     window: Window,
 }
 
-impl Plan {
+impl ConvPlan {
     /// Sums over the channels of the group, then the kernel.
     fn forward<T: Number>(&self, x: &[T], w: &[T]) -> Vec<T> {
         let (xs, ks, ys) = (self.window.x(), self.window.kernel(), self.window.y());
@@ -132,7 +132,7 @@ impl Plan {
     }
 }
 
-/// The first places of `pairs` by their second ones, of which there are `n`; nothing where the second meets padding.
+/// The first places of `pairs` by their second ones, of which there are `n`; `None` where the second meets padding.
 fn by_second(pairs: Vec<(usize, usize)>, n: usize) -> Vec<Option<usize>> {
     let mut places = memory::filled(n, None);
     pairs.into_iter().for_each(|(first, second)| places[second] = Some(first));

@@ -11,7 +11,7 @@ use kiln_ir::{Dims, Shape};
 
 /// The elements of a matrix product of shape `out`. Quantised `b` is unpacked first and meets `a` in its wider type.
 pub fn dot(transpose: bool, a: &Value, b: &Value, out: &Shape) -> Array {
-    let product = Product::of(transpose, a, b, out);
+    let product = Matrices::of(transpose, a, b, out);
     if a.data.dtype().is_float() {
         with_floats!(&a.data, a => product.floats(a, &b.data).into())
     } else {
@@ -19,7 +19,7 @@ pub fn dot(transpose: bool, a: &Value, b: &Value, out: &Shape) -> Array {
     }
 }
 
-struct Product {
+struct Matrices {
     m: usize,
     n: usize,
     k: usize,
@@ -31,8 +31,8 @@ struct Product {
     along_n: usize,
 }
 
-impl Product {
-    fn of(transpose: bool, a: &Value, b: &Value, out: &Shape) -> Product {
+impl Matrices {
+    fn of(transpose: bool, a: &Value, b: &Value, out: &Shape) -> Matrices {
         let batch = Dims::collect(out[..out.len() - 2].iter().copied());
         let starts = |x: &Shape| {
             let batches = Dims::collect(x[..x.len() - 2].iter().copied());
@@ -43,7 +43,7 @@ impl Product {
         };
         let (m, n, k) = (out[out.len() - 2], out[out.len() - 1], a.shape[a.shape.len() - 1]);
         let (along_k, along_n) = if transpose { (1, k) } else { (n, 1) };
-        Product { m, n, k, a: starts(&a.shape), b: starts(&b.shape), along_k, along_n }
+        Matrices { m, n, k, a: starts(&a.shape), b: starts(&b.shape), along_k, along_n }
     }
 
     fn floats<T: Number<Wide: Float>>(&self, a: &[T], b: &Array) -> Vec<T> {

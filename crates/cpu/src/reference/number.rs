@@ -5,7 +5,7 @@ use crate::memory;
 use half::{bf16, f16};
 use kiln_ir::math::{Float, Num};
 
-/// An element with arithmetic: f16 and bf16 are computed in f32 and rounded to nearest even once a node, every other
+/// An element with arithmetic: f16 and bf16 are computed in f32 and rounded to nearest even once per node, every other
 /// number in its own type. This is also the type that reductions, products and windows accumulate in.
 pub trait Number: Element {
     /// The type it is computed in.

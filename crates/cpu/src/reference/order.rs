@@ -73,7 +73,7 @@ pub fn combine_lanes<A: Copy>(lanes: &mut [A], combine: impl Fn(A, A) -> A) -> A
 }
 
 /// The results of chunks as one: neighbours are combined, an odd last one is carried unchanged, until one remains.
-/// Nothing if there are none. `partials` is scratch afterwards.
+/// `None` if there are none. `partials` is scratch afterwards.
 pub fn tree<A: Copy>(partials: &mut [A], combine: impl Fn(A, A) -> A) -> Option<A> {
     let mut n = partials.len();
     while n > 1 {

@@ -43,7 +43,7 @@ pub(super) fn conv<'a>(
     };
     let run = |extent| a.apply2(Op::Conv { kind, conv: Conv { extent, ..*conv } }, b);
     match kind {
-        ConvKind::Forward => cut(like, || run([0; 3])),
+        ConvKind::Forward => crop(like, || run([0; 3])),
         ConvKind::Input | ConvKind::Weight => Some(run(extent(like))),
     }
 }
@@ -63,7 +63,7 @@ pub(super) fn pool<'a>(kind: PoolKind, pool: &Pool, rule: &Rule<'_, 'a>, g: V<'a
             Some(index::add_at(zeros, plane(rule.outs[1]), plane(g), 1).reshape(shape))
         }
         PoolKind::Sum => Some(run(PoolKind::SumInput, extent(x))),
-        PoolKind::SumInput => cut(x, || run(PoolKind::Sum, [0; 3])),
+        PoolKind::SumInput => crop(x, || run(PoolKind::Sum, [0; 3])),
     }
 }
 
@@ -76,9 +76,9 @@ fn extent(v: V<'_>) -> [u32; 3] {
     extent
 }
 
-/// The result of `full` cut to the spatial extents of `like`: an adjoint may be given fewer windows than would fit, and
+/// The result of `full` cropped to the spatial extents of `like`: an adjoint may be given fewer windows than would fit, and
 /// where it is given none, nothing need fit at all.
-fn cut<'a>(like: V<'a>, full: impl FnOnce() -> V<'a>) -> Option<V<'a>> {
+fn crop<'a>(like: V<'a>, full: impl FnOnce() -> V<'a>) -> Option<V<'a>> {
     let shape = like.shape();
     if shape[2..].contains(&0) {
         return None;

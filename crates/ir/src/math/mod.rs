@@ -2,7 +2,7 @@
 //!
 //! f32 and f64 are computed in their own precision, f32 by the polynomials of [`single`] and f64 with the pure-Rust
 //! `libm`, never the platform's C library, so that the same program gives the same bits on every machine. f16 and bf16
-//! are computed in f32 and rounded once a node; integers wrap. Division by zero and `MIN / -1` are refused by
+//! are computed in f32 and rounded once per node; integers wrap. Division by zero and `MIN / -1` are refused by
 //! [`Num::divides`] before a value is asked for.
 
 pub mod row;

@@ -6,7 +6,7 @@
 //! (`cpu/src/reference`) and how it is differentiated (`grad`). To add one, see CONTRIBUTING.md.
 
 use super::*;
-use crate::form::{FormError, Get, Put, Sink, Source};
+use crate::form::{FieldSink, FieldSource, FormError, Get, Put};
 use std::ops::RangeInclusive;
 
 /// Distributions of [`Op::Random`].
@@ -150,7 +150,7 @@ macro_rules! structured {
             }
 
             /// Gives its fields to `sink`.
-            pub fn fields(&self, sink: &mut (impl Sink + ?Sized)) {
+            pub fn fields(&self, sink: &mut (impl FieldSink + ?Sized)) {
                 match self {
                     $($($($op)* => { $(sink.$kind(stringify!($field), *$field);)* })*)*
                     Op::Unary(_) | Op::Binary(_) => {}
@@ -162,7 +162,7 @@ macro_rules! structured {
             }
 
             /// The structured operation named `name` with the fields that `s` gives, if there is one.
-            pub(crate) fn structured(name: &str, s: &mut dyn Source) -> Result<Option<Op>, FormError> {
+            pub(crate) fn structured(name: &str, s: &mut dyn FieldSource) -> Result<Option<Op>, FormError> {
                 Ok(Some(match name {
                     $($($name => { $(let $field = s.$kind(stringify!($field))?;)* $($op)* })*)*
                     _ => return Ok(None),

@@ -15,7 +15,7 @@ pub enum Move {
     Expand(Shape),
     /// Every `step`-th element of `start..end` along an axis.
     Slice {
-        /// The cut axis.
+        /// The sliced axis.
         axis: u8,
         /// First index.
         start: usize,
@@ -26,7 +26,7 @@ pub enum Move {
     },
     /// (x, v): x with `start..end` by `step` along an axis replaced by v.
     Assign {
-        /// The cut axis.
+        /// The sliced axis.
         axis: u8,
         /// First index.
         start: usize,
@@ -46,7 +46,7 @@ pub enum Move {
 
 impl Infer<'_> {
     pub(crate) fn moved(&self, op: &Move) -> Result<Meta, OpError> {
-        let cut = |x: &Meta, axis: u8, start: usize, end: usize, step: usize| -> Result<Meta, OpError> {
+        let sliced = |x: &Meta, axis: u8, start: usize, end: usize, step: usize| -> Result<Meta, OpError> {
             let axis = self.axis(axis, &x.shape)?;
             let length = x.shape[axis];
             if step == 0 || start > end || end > length {
@@ -93,12 +93,12 @@ impl Infer<'_> {
             Move::Slice { axis, start, end, step } => {
                 let x = self.one()?;
                 self.plain(x.dtype)?;
-                cut(&x, *axis, *start, *end, *step)
+                sliced(&x, *axis, *start, *end, *step)
             }
             Move::Assign { axis, start, end, step } => {
                 let [x, v] = self.two()?;
                 self.same_plain(&x, &v)?;
-                self.same_shape(&cut(&x, *axis, *start, *end, *step)?.shape, &v.shape)?;
+                self.same_shape(&sliced(&x, *axis, *start, *end, *step)?.shape, &v.shape)?;
                 Ok(x)
             }
             Move::Flip(axes) => {

@@ -103,7 +103,7 @@ impl Infer<'_> {
     }
 }
 
-/// The results of a composite on `ins` as primitives, or nothing if `op` has no lowering.
+/// The results of a composite on `ins` as primitives, or `None` if `op` has no lowering.
 pub fn lower<'a>(op: &Op, ins: &[V<'a>]) -> Option<SmallVec<[V<'a>; 2]>> {
     match op {
         Op::Named(named) => Some(smallvec![composite(named, ins)]),

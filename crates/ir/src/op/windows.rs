@@ -157,7 +157,7 @@ impl Infer<'_> {
     }
 }
 
-/// How many windows of `kernel` fit a padded axis, or nothing if none does.
+/// How many windows of `kernel` fit a padded axis, or `None` if none does.
 fn windows(length: usize, kernel: usize, stride: u32, low: u32, high: u32, dilation: u32) -> Option<usize> {
     let padded = length.checked_add(low as usize)?.checked_add(high as usize)?;
     let span = kernel.checked_sub(1)?.checked_mul(dilation as usize)?.checked_add(1)?;

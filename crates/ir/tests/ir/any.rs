@@ -134,7 +134,7 @@ fn wild() -> impl Strategy<Value = Wild> {
     )
 }
 
-impl Source for Wild {
+impl FieldSource for Wild {
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
         let missing = FormError::BadField { key };
         Ok(match like {

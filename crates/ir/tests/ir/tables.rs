@@ -5,7 +5,7 @@ use kiln_ir::*;
 /// Gives each field its default.
 struct Defaults;
 
-impl Source for Defaults {
+impl FieldSource for Defaults {
     fn get(&mut self, _: &'static str, like: Field) -> Result<Field, FormError> {
         Ok(like)
     }
@@ -13,7 +13,7 @@ impl Source for Defaults {
 
 struct Kinds(String);
 
-impl Sink for Kinds {
+impl FieldSink for Kinds {
     fn put(&mut self, key: &'static str, field: Field) {
         self.0 += &format!("{}{key}:{}", if self.0.is_empty() { "" } else { " " }, field.kind());
     }

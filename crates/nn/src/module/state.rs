@@ -74,14 +74,14 @@ pub(super) fn state_dict(module: &(impl Module + ?Sized)) -> BTreeMap<String, Te
 }
 
 /// What is to be loaded: parameters in the order of [`Module::distinct`], then buffers in theirs.
-pub(super) struct Plan {
+pub(super) struct LoadPlan {
     pub report: LoadReport,
     parameters: Vec<Option<Tensor>>,
     buffers: Vec<Option<Tensor>>,
 }
 
 /// Nothing is changed here.
-pub(super) fn plan(module: &(impl Module + ?Sized), state: &BTreeMap<String, Tensor>) -> Plan {
+pub(super) fn plan(module: &(impl Module + ?Sized), state: &BTreeMap<String, Tensor>) -> LoadPlan {
     let mut report = LoadReport::default();
     let mut used = BTreeSet::new();
     // All paths of a tied parameter, in the order in which the parameters come.
@@ -118,11 +118,11 @@ pub(super) fn plan(module: &(impl Module + ?Sized), state: &BTreeMap<String, Ten
         buffers.push(find(vec![path.to_string()], buffer.get().meta()))
     });
     report.unused = state.keys().filter(|name| !used.contains(*name)).cloned().collect();
-    Plan { report, parameters, buffers }
+    LoadPlan { report, parameters, buffers }
 }
 
 /// Everything is brought to its device before anything changes.
-pub(super) fn load(module: &mut (impl Module + ?Sized), plan: Plan) -> Result<LoadReport, LoadError> {
+pub(super) fn load(module: &mut (impl Module + ?Sized), plan: LoadPlan) -> Result<LoadReport, LoadError> {
     let fitted = |new: Option<Tensor>, old: &Tensor| -> Result<Option<Tensor>, Error> {
         let device = old.device();
         let Some(new) = new else { return Ok(None) };

@@ -7,11 +7,11 @@ use std::collections::HashMap;
 use std::fmt::{Formatter, Write};
 
 /// Where a module lies and what it is called. Its first part may lie at the same place.
-type Place = (usize, String);
+type Key = (usize, String);
 
 thread_local! {
     /// While a summary is made: what layers gave last.
-    static NOTED: RefCell<Option<HashMap<Place, Shape>>> = const { RefCell::new(None) };
+    static NOTED: RefCell<Option<HashMap<Key, Shape>>> = const { RefCell::new(None) };
 }
 
 /// Tells a summary, if one is being made on this thread, what a layer gave.
@@ -23,14 +23,14 @@ pub(crate) fn note<M: Module>(layer: &M, result: &Tensor) {
     });
 }
 
-fn place(module: &dyn Module) -> Place {
+fn place(module: &dyn Module) -> Key {
     (std::ptr::from_ref(module).cast::<()>() as usize, module.kind())
 }
 
 /// The text of `module` with the shapes that its layers gave while `run` ran.
 pub(super) fn summary<M: Module>(module: &M, run: impl FnOnce()) -> String {
     /// Ends the notes, also when `run` panics.
-    struct End(Option<HashMap<Place, Shape>>);
+    struct End(Option<HashMap<Key, Shape>>);
     impl Drop for End {
         fn drop(&mut self) {
             NOTED.replace(self.0.take());
@@ -51,17 +51,17 @@ pub fn tree<M: Module>(module: &M, f: &mut Formatter<'_>) -> std::fmt::Result {
 }
 
 /// A line: what stands on the left, numbers, and the shape of a result.
-struct Line {
+struct Row {
     left: String,
     count: String,
     shape: String,
 }
 
-fn write(module: &dyn Module, noted: &HashMap<Place, Shape>, f: &mut dyn Write) -> std::fmt::Result {
+fn write(module: &dyn Module, noted: &HashMap<Key, Shape>, f: &mut dyn Write) -> std::fmt::Result {
     let mut walk = Walk { noted, lines: Vec::new(), seen: HashMap::new() };
     walk.module("", module, 0, "");
     let width =
-        |of: fn(&Line) -> &str| walk.lines.iter().map(|line| of(line).chars().count()).max().unwrap_or(0);
+        |of: fn(&Row) -> &str| walk.lines.iter().map(|line| of(line).chars().count()).max().unwrap_or(0);
     let (left, count) = (width(|line| &line.left), width(|line| &line.count));
     for line in &walk.lines {
         let text = format!("{:left$}  {:>count$}  {}", line.left, line.count, line.shape);
@@ -73,8 +73,8 @@ fn write(module: &dyn Module, noted: &HashMap<Place, Shape>, f: &mut dyn Write) 
 }
 
 struct Walk<'a> {
-    noted: &'a HashMap<Place, Shape>,
-    lines: Vec<Line>,
+    noted: &'a HashMap<Key, Shape>,
+    lines: Vec<Row>,
     /// The first path of each parameter.
     seen: HashMap<(u64, Option<u64>), String>,
 }
@@ -98,7 +98,7 @@ impl Walk<'_> {
             let settings =
                 if settings.is_empty() { String::new() } else { format!("({})", settings.join(", ")) };
             let count = module.parameter_count();
-            self.lines.push(Line {
+            self.lines.push(Row {
                 left: format!("{indent}{title}{}{settings}", module.kind()),
                 count: if count == 0 { String::new() } else { grouped(count) },
                 shape: self.noted.get(&place(module)).map_or(String::new(), |shape| format!("-> {shape:?}")),
@@ -129,7 +129,7 @@ impl Walk<'_> {
 
     fn leaf(&mut self, text: String, depth: usize) {
         let left = format!("{}{text}", "  ".repeat(depth));
-        self.lines.push(Line { left, count: String::new(), shape: String::new() });
+        self.lines.push(Row { left, count: String::new(), shape: String::new() });
     }
 }
 

@@ -17,7 +17,7 @@ use super::moves::{Errand, Move, Reach};
 use super::spill::Spilled;
 use crate::protocol::frame;
 use crate::protocol::greeting::Refusal;
-use crate::protocol::link::{Body, Counts, Lane, Link, Out};
+use crate::protocol::link::{Body, Counts, Link, Out, Priority};
 use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise, Spans};
@@ -86,7 +86,7 @@ pub struct Stats {
 
 /// What came of a frame.
 #[derive(Debug, PartialEq)]
-pub enum Step {
+pub enum FrameOutcome {
     /// The connection goes on.
     Going,
     /// The session is open; true if it is a new one.
@@ -387,7 +387,7 @@ impl Core {
                 self.next_transfer += 1;
                 self.task(Message::Upload { transfer, id: *id, meta: data.meta, place: *place }, false);
                 for (kind, body) in message::pieces(transfer, &data.bytes, compress) {
-                    self.link.send(Lane::Normal, kind, body);
+                    self.link.send(Priority::Normal, kind, body);
                 }
             }
             Entry::Fetched(moved) => {
@@ -422,14 +422,14 @@ impl Core {
         self.next_transfer += 1;
         self.task(Message::Upload { transfer, id, meta: spilled.meta, place }, false);
         for (kind, body) in message::stored_pieces(transfer, &spilled.part) {
-            self.link.send(Lane::Normal, kind, body);
+            self.link.send(Priority::Normal, kind, body);
         }
     }
 
     fn task(&mut self, message: Message<'_>, compress: bool) {
         let (kind, body) = message.encode();
         let (kind, body) = if compress { message::compressed(kind, body) } else { (kind, body) };
-        self.link.send(Lane::Normal, kind, body);
+        self.link.send(Priority::Normal, kind, body);
         self.tasks += 1;
     }
 
@@ -452,8 +452,8 @@ impl Core {
         }
         let replay = self.micros.saturating_sub(self.snapshot_at);
         // The larger a snapshot, the rarer: what it costs stays a small part of the work.
-        let dear = SNAPSHOT_SHARE * (held.snapshot + held.stored) as u64 / SNAPSHOT_RATE;
-        if replay > self.config.replay_micros.max(dear) || held.bytes > self.config.replay_bytes {
+        let cost = SNAPSHOT_SHARE * (held.snapshot + held.stored) as u64 / SNAPSHOT_RATE;
+        if replay > self.config.replay_micros.max(cost) || held.bytes > self.config.replay_bytes {
             self.snapshot();
         }
     }
@@ -484,7 +484,7 @@ impl Core {
         }
         let request = self.next_request;
         self.next_request += 1;
-        self.requests.insert(request, Request::Cut);
+        self.requests.insert(request, Request::Barrier);
         self.task(Message::Sync { request }, false);
     }
 

@@ -1,6 +1,6 @@
 //! What keeps a session connected: connections one after another, to one server or the next.
 
-use super::core::{Core, Step};
+use super::core::{Core, FrameOutcome};
 use super::remote::{Server, Shared};
 use crate::address::Address;
 use crate::protocol::frame::Decoder;
@@ -213,7 +213,7 @@ async fn connection(shared: &Shared, search: &mut Search) -> End {
                 frame.map(|frame| shared.lock().receive(&frame)).transpose().map_err(io::Error::other)?
             };
             if let Some(step) = step {
-                if matches!(step, Step::Unfit(_)) || shared.lock().failure().is_some() {
+                if matches!(step, FrameOutcome::Unfit(_)) || shared.lock().failure().is_some() {
                     // It has opened a session that nobody needs.
                     writer.write_all(&Core::bye()).await?;
                     writer.shutdown().await?;
@@ -233,21 +233,21 @@ async fn connection(shared: &Shared, search: &mut Search) -> End {
         Ok(Ok(parts)) => parts,
     };
     let opened = match step {
-        Step::Refused(Refusal::Session | Refusal::Fenced) if !elsewhere => return End::Forgotten,
-        Step::Refused(refusal @ (Refusal::Full(_) | Refusal::Draining)) => {
+        FrameOutcome::Refused(Refusal::Session | Refusal::Fenced) if !elsewhere => return End::Forgotten,
+        FrameOutcome::Refused(refusal @ (Refusal::Full(_) | Refusal::Draining)) => {
             return End::Broken(refusal.to_string());
         }
-        Step::Refused(refusal) => {
+        FrameOutcome::Refused(refusal) => {
             let reason = told(&refusal, &login.token);
             return End::Refused(Error::Refused { peer: address.to_string(), reason });
         }
-        Step::Unfit(Error::NumericsDiffer { want, got, .. }) => {
+        FrameOutcome::Unfit(Error::NumericsDiffer { want, got, .. }) => {
             return End::Refused(Error::NumericsDiffer { peer: address.to_string(), want, got: plain(&got) });
         }
-        Step::Unfit(error) => return End::Refused(error),
-        Step::Leave => return End::Leaving,
-        Step::Going => false,
-        Step::Opened(new) => new,
+        FrameOutcome::Unfit(error) => return End::Refused(error),
+        FrameOutcome::Leave => return End::Leaving,
+        FrameOutcome::Going => false,
+        FrameOutcome::Opened(new) => new,
     };
     search.home = Some(search.at);
     if shared.lock().failure().is_some() {
@@ -304,10 +304,11 @@ async fn receive(
                 Err(e) => Err(e),
             };
             match step {
-                Ok(Step::Going) => {}
+                Ok(FrameOutcome::Going) => {}
                 // With nowhere else to go, it stays for its answers.
-                Ok(Step::Leave) if shared.servers.len() == 1 && shared.lock().failure().is_none() => {}
-                Ok(Step::Leave) => return End::Leaving,
+                Ok(FrameOutcome::Leave) if shared.servers.len() == 1 && shared.lock().failure().is_none() => {
+                }
+                Ok(FrameOutcome::Leave) => return End::Leaving,
                 Ok(_) => return End::Broken("the server greets twice".into()),
                 Err(e) => return End::Broken(e.to_string()),
             }

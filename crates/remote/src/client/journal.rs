@@ -49,12 +49,12 @@ impl Entry {
 /// A snapshot that is being taken.
 struct Taking {
     /// Entries before this one are covered by it.
-    cut: u64,
+    barrier: u64,
     values: Values,
     /// Bytes of the values in memory that the last snapshot does not hold.
     bytes: usize,
     missing: FxHashMap<Id, Place>,
-    /// Everything before the cut is known to be executed and answered.
+    /// Everything before the barrier is known to be executed and answered.
     reached: bool,
 }
 
@@ -203,13 +203,13 @@ impl Journal {
     }
 
     /// Begins a snapshot of everything that is live now and gives the values to read, before [`Journal::reached`] is
-    /// said. Nothing if one is under way.
+    /// said. `None` if one is under way.
     pub fn begin(&mut self) -> Option<Vec<Id>> {
         if self.taking.is_some() || self.lost.is_some() {
             return None;
         }
         let (values, missing) = (FxHashMap::default(), FxHashMap::default());
-        let mut taking = Taking { cut: self.end(), values, bytes: 0, missing, reached: false };
+        let mut taking = Taking { barrier: self.end(), values, bytes: 0, missing, reached: false };
         for (&id, (place, data)) in &self.live {
             // A value never changes, so what is here already need not be read again.
             match (self.base.get(&id), data) {
@@ -224,7 +224,7 @@ impl Journal {
         Some(ids)
     }
 
-    /// The server has come to the cut: what was asked before it is answered.
+    /// The server has come to the barrier: what was asked before it is answered.
     pub fn reached(&mut self) {
         if let Some(taking) = &mut self.taking {
             taking.reached = true;
@@ -251,7 +251,7 @@ impl Journal {
 
     fn complete(&mut self) {
         if let Some(taking) = self.taking.take_if(|t| t.reached && t.missing.is_empty()) {
-            while self.first < taking.cut {
+            while self.first < taking.barrier {
                 if let Some(entry) = self.entries.pop_front() {
                     self.bytes -= entry.bytes();
                     if let Entry::Fetched(moved) = entry {

@@ -17,7 +17,7 @@ pub struct Move {
     /// What it is exposed under.
     pub capability: Capability,
     /// Where it comes from.
-    pub source: Arc<dyn Source>,
+    pub source: Arc<dyn MoveSource>,
     /// Holds the value at its source, so that it can be fetched again after the target is lost.
     pub keep: Keep,
 }
@@ -45,7 +45,7 @@ pub struct Reach {
 }
 
 /// A value on another server, from its client's view. Nothing here waits.
-pub trait Source: Send + Sync {
+pub trait MoveSource: Send + Sync {
     /// Where its server is.
     fn reach(&self) -> Reach;
     /// Lets a server fetch it.

@@ -31,7 +31,7 @@ pub fn take(len: usize) -> Option<Vec<u8>> {
 
 /// Filled memory, which comes back when nobody holds it any more.
 pub fn filled(buffer: Vec<u8>) -> Bytes {
-    if buffer.capacity() < LEAST { Bytes::new(buffer) } else { Bytes::new(Lent(buffer)) }
+    if buffer.capacity() < LEAST { Bytes::new(buffer) } else { Bytes::new(PooledBuffer(buffer)) }
 }
 
 /// Gives everything back to the system.
@@ -40,17 +40,17 @@ pub fn cleanup() {
     drop(free);
 }
 
-struct Lent(Vec<u8>);
+struct PooledBuffer(Vec<u8>);
 
 #[allow(unsafe_code)]
 // SAFETY: a vector that is only shared neither moves nor changes.
-unsafe impl Host for Lent {
+unsafe impl Host for PooledBuffer {
     fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-impl Drop for Lent {
+impl Drop for PooledBuffer {
     fn drop(&mut self) {
         let mut buffer = std::mem::take(&mut self.0);
         buffer.clear();

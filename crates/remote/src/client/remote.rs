@@ -4,7 +4,7 @@ use super::core::{Config, Core, Login, News, Stats};
 use super::drive::drive;
 use super::exit;
 use super::faults::Faults;
-use super::moves::{Errand, Move, RECALLS, Reach, Source, recalls_left};
+use super::moves::{Errand, Move, MoveSource, RECALLS, Reach, recalls_left};
 use super::spill;
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory, decode_spans};
@@ -269,7 +269,7 @@ impl Driver for Remote {
         if getrandom::fill(&mut capability).is_err() {
             return false;
         }
-        let source = Arc::new(Held { shared: source.shared.clone(), id: from });
+        let source = Arc::new(RemoteValue { shared: source.shared.clone(), id: from });
         source.expose(capability);
         let moved = Move { id, meta, place, capability, source, keep };
         self.shared.lock().fetch(Arc::new(moved));
@@ -315,12 +315,12 @@ impl Driver for Remote {
 }
 
 /// A value on a server.
-struct Held {
+struct RemoteValue {
     shared: Arc<Shared>,
     id: Id,
 }
 
-impl Source for Held {
+impl MoveSource for RemoteValue {
     fn reach(&self) -> Reach {
         self.shared.reach.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }

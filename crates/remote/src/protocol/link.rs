@@ -72,7 +72,7 @@ impl Body {
 
 /// Which frames go first.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Lane {
+pub enum Priority {
     /// Ahead of everything and outside the window: the receiver has room for it already.
     Urgent,
     /// In order.
@@ -84,14 +84,14 @@ pub enum Lane {
 #[derive(Debug)]
 struct Outgoing {
     kind: u8,
-    lane: Lane,
+    lane: Priority,
     body: Body,
 }
 
 impl Outgoing {
     /// Bytes of the window that it takes.
     fn cost(&self) -> u64 {
-        if self.lane == Lane::Urgent { 0 } else { self.body.len() }
+        if self.lane == Priority::Urgent { 0 } else { self.body.len() }
     }
 
     /// Bytes of memory that it takes, besides data that it shares with others.
@@ -270,14 +270,14 @@ impl Default for Link {
 
 impl Link {
     /// Queues a message.
-    pub fn send(&mut self, lane: Lane, kind: u8, body: Body) {
+    pub fn send(&mut self, lane: Priority, kind: u8, body: Body) {
         debug_assert!(body.len() <= (HEAD + frame::MOST) as u64);
         self.queued += body.len();
         self.wait(lane, Waiting::Frame(Outgoing { kind, lane, body }));
     }
 
     /// Queues the content of a value, whose pieces belong to `of`.
-    pub fn send_content(&mut self, lane: Lane, of: u64, data: Bytes, compress: bool) {
+    pub fn send_content(&mut self, lane: Priority, of: u64, data: Bytes, compress: bool) {
         if data.is_empty() {
             return;
         }
@@ -285,7 +285,7 @@ impl Link {
         self.wait(lane, Waiting::Content(Content { of, data, at: 0, compress, packed: None }));
     }
 
-    fn wait(&mut self, lane: Lane, waiting: Waiting) {
+    fn wait(&mut self, lane: Priority, waiting: Waiting) {
         self.own += waiting.own();
         self.waiting[lane as usize].push_back(waiting);
     }
@@ -322,7 +322,7 @@ impl Link {
         }
         let lane = self.waiting.iter().position(|lane| !lane.is_empty())?;
         // A frame that passes the limit goes if the limit is not reached yet, lest a long one wait forever.
-        (lane == Lane::Urgent as usize || self.spent < self.limit).then_some(lane)
+        (lane == Priority::Urgent as usize || self.spent < self.limit).then_some(lane)
     }
 
     /// Takes the next frame of a lane, if it is ready.
@@ -342,7 +342,7 @@ impl Link {
                 let end = (content.at + message::PIECE).min(content.data.len());
                 self.queued = self.queued - (end - content.at) as u64 + body.len();
                 content.at = end;
-                let lane = [Lane::Urgent, Lane::Normal, Lane::Background][lane];
+                let lane = [Priority::Urgent, Priority::Normal, Priority::Background][lane];
                 let outgoing = Outgoing { kind, lane, body };
                 self.own += outgoing.own();
                 if content.at == content.data.len() {
@@ -386,12 +386,17 @@ impl Link {
     }
 
     /// Takes a numbered frame, of the sender's `lane`. False for one that came before: it is dropped.
-    pub fn accept(&mut self, frame: &Frame<'_>, lane: Lane) -> Result<bool, ProtocolError> {
+    pub fn accept(&mut self, frame: &Frame<'_>, lane: Priority) -> Result<bool, ProtocolError> {
         self.accept_as(frame, frame.payload.len(), lane)
     }
 
     /// The same for a frame whose payload was `len` bytes on its way.
-    pub fn accept_as(&mut self, frame: &Frame<'_>, len: usize, lane: Lane) -> Result<bool, ProtocolError> {
+    pub fn accept_as(
+        &mut self,
+        frame: &Frame<'_>,
+        len: usize,
+        lane: Priority,
+    ) -> Result<bool, ProtocolError> {
         if frame.seq <= self.received {
             return Ok(false);
         }
@@ -400,7 +405,7 @@ impl Link {
             return Err(ProtocolError::Gap { got: frame.seq, want });
         }
         let len = (HEAD + len) as u64;
-        if lane != Lane::Urgent {
+        if lane != Priority::Urgent {
             if self.taken >= self.released + WINDOW {
                 return Err(ProtocolError::Window);
             }
@@ -495,7 +500,7 @@ mod tests {
             }
             decoder.feed(&bytes(out));
             let frame = decoder.next().unwrap().unwrap();
-            if to.accept(&frame, Lane::Normal).unwrap() {
+            if to.accept(&frame, Priority::Normal).unwrap() {
                 got.push(frame.payload.len());
             }
         }
@@ -512,7 +517,7 @@ mod tests {
         };
         let mut got = Vec::new();
         for i in 0..500 {
-            a.send(Lane::Normal, 20, body(i));
+            a.send(Priority::Normal, 20, body(i));
             let cut = random() % 4 == 0;
             let arrived = pass(&mut a, &mut b, || cut && random() % 3 == 0);
             arrived.iter().for_each(|&len| b.release(len));
@@ -532,14 +537,14 @@ mod tests {
     fn a_slow_receiver_bounds_what_is_sent() {
         let (mut a, mut b) = (Link::default(), Link::default());
         for _ in 0..100 {
-            a.send(Lane::Normal, 20, body(frame::MOST - 1));
+            a.send(Priority::Normal, 20, body(frame::MOST - 1));
         }
         let first = pass(&mut a, &mut b, || false);
         assert_eq!(first.len(), 8);
-        a.send(Lane::Urgent, 20, body(5));
+        a.send(Priority::Urgent, 20, body(5));
         let mut decoder = Decoder::default();
         decoder.feed(&bytes(a.next().expect("urgent frames need no window")));
-        assert!(b.accept(&decoder.next().unwrap().unwrap(), Lane::Urgent).unwrap());
+        assert!(b.accept(&decoder.next().unwrap().unwrap(), Priority::Urgent).unwrap());
         assert!(a.next().is_none());
         b.release(first[0]);
         let Some(Message::Ack { seq, limit }) = b.acknowledge(true) else { panic!("news") };
@@ -551,15 +556,16 @@ mod tests {
     fn a_sender_that_ignores_the_window_is_found_out() {
         let mut b = Link::default();
         let payload = vec![0; frame::MOST];
-        let sent = (1..)
-            .take_while(|&seq| b.accept(&Frame { seq, kind: 20, payload: &payload }, Lane::Normal).is_ok());
+        let sent = (1..).take_while(|&seq| {
+            b.accept(&Frame { seq, kind: 20, payload: &payload }, Priority::Normal).is_ok()
+        });
         assert_eq!(sent.count(), 8);
     }
 
     #[test]
     fn gaps_and_false_acknowledgements_are_refused() {
         let mut a = Link::default();
-        let gap = a.accept(&Frame { seq: 2, kind: 20, payload: &[] }, Lane::Normal);
+        let gap = a.accept(&Frame { seq: 2, kind: 20, payload: &[] }, Priority::Normal);
         assert_eq!(gap, Err(ProtocolError::Gap { got: 2, want: 1 }));
         assert_eq!(a.acknowledged(1, 0), Err(ProtocolError::Ack { got: 1, sent: 0 }));
     }
@@ -570,7 +576,7 @@ mod tests {
         for compress in [false, true] {
             let (mut a, mut b) = (Link::default(), Link::default());
             for of in 0..1000 {
-                a.send_content(Lane::Normal, of, data.clone(), compress);
+                a.send_content(Priority::Normal, of, data.clone(), compress);
             }
             assert_eq!(a.queued_bytes(), 1000 * (64 << 20));
             assert!(a.own_bytes() < 1000 * 300, "{} bytes for what is not cut yet", a.own_bytes());
@@ -588,7 +594,7 @@ mod tests {
                 };
                 decoder.feed(&bytes(out));
                 let frame = decoder.next().unwrap().unwrap();
-                assert!(b.accept(&frame, Lane::Normal).unwrap());
+                assert!(b.accept(&frame, Priority::Normal).unwrap());
                 let mut scratch = Vec::new();
                 match Message::decode(frame.kind, frame.payload, &mut scratch).unwrap() {
                     Message::Piece { of, bytes } => {
@@ -608,7 +614,7 @@ mod tests {
     #[test]
     fn a_window_that_is_granted_without_an_acknowledgement_is_not_believed() {
         let mut a = Link::default();
-        a.send_content(Lane::Normal, 1, Bytes::new(vec![7u8; 256 << 20]), false);
+        a.send_content(Priority::Normal, 1, Bytes::new(vec![7u8; 256 << 20]), false);
         let mut sent = 0;
         for _ in 0..1000 {
             a.acknowledged(0, u64::MAX).unwrap();
@@ -620,9 +626,9 @@ mod tests {
     #[test]
     fn background_waits_for_everything_else() {
         let mut a = Link::default();
-        a.send(Lane::Background, 1, body(1));
-        a.send(Lane::Normal, 2, body(1));
-        a.send(Lane::Urgent, 3, body(1));
+        a.send(Priority::Background, 1, body(1));
+        a.send(Priority::Normal, 2, body(1));
+        a.send(Priority::Urgent, 3, body(1));
         let kinds: Vec<u8> = std::iter::from_fn(|| a.next()).map(|out| out.kind).collect();
         assert_eq!(kinds, [3, 2, 1]);
     }

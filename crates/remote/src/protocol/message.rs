@@ -3,7 +3,7 @@
 //! A message is one frame. Its fields are written one after another: integers as LEB128, texts and blobs with their
 //! length before them. Kinds below 16 are control messages, which are neither numbered nor repeated.
 
-use super::link::{Body, Lane, Part};
+use super::link::{Body, Part, Priority};
 use super::{ProtocolError, fault, frame};
 use kiln_device::{Bytes, Error, Memory, Place, Span, Spans};
 use kiln_ir::wire::{Reader, WireError, Writer};
@@ -331,10 +331,10 @@ impl Message<'_> {
 }
 
 /// The lane that a frame of this kind was sent in, as far as the window goes.
-pub fn lane(kind: u8) -> Lane {
+pub fn lane(kind: u8) -> Priority {
     match kind & !COMPRESSED {
-        kind::SUPPLY | kind::RECALL | kind::WITHDRAW | kind::EXPOSE => Lane::Urgent,
-        _ => Lane::Normal,
+        kind::SUPPLY | kind::RECALL | kind::WITHDRAW | kind::EXPOSE => Priority::Urgent,
+        _ => Priority::Normal,
     }
 }
 
@@ -345,7 +345,7 @@ pub fn piece(of: u64, data: Bytes) -> (u8, Body) {
     (kind::PIECE, Body { fields: fields.bytes, data: Some(data), later: None })
 }
 
-/// The kind that a compressed piece is of; nothing for any other frame.
+/// The kind that a compressed piece is of; `None` for any other frame.
 pub fn compressed_piece(kind: u8) -> Option<u8> {
     let plain = kind & !COMPRESSED;
     (kind & COMPRESSED != 0 && matches!(plain, kind::PIECE | kind::SUPPLY)).then_some(plain)
@@ -586,7 +586,7 @@ mod tests {
         ];
         for message in urgent {
             let (kind, body) = message.encode();
-            assert_eq!(lane(kind), Lane::Urgent);
+            assert_eq!(lane(kind), Priority::Urgent);
             let mut scratch = Vec::new();
             assert_eq!(Message::decode(kind, &body.fields, &mut scratch), Ok(message));
         }

@@ -8,7 +8,7 @@
 use super::ProtocolError;
 use kiln_device::{Batch, Place, Urgency};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
-use kiln_ir::{Field, FormError, Id, Item, Node, Scalar, Sink, Source};
+use kiln_ir::{Field, FieldSink, FieldSource, FormError, Id, Item, Node, Scalar};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
@@ -158,7 +158,7 @@ struct Lift {
     bindings: Vec<u64>,
 }
 
-impl Sink for Lift {
+impl FieldSink for Lift {
     fn put(&mut self, key: &'static str, field: Field) {
         match field {
             Field::Scalar(x) => {
@@ -196,7 +196,7 @@ impl Lower<'_> {
     }
 }
 
-impl Source for Lower<'_> {
+impl FieldSource for Lower<'_> {
     fn get(&mut self, key: &'static str, like: Field) -> Result<Field, FormError> {
         let bad = FormError::BadField { key };
         let mut binding = || self.bindings.next().copied().ok_or(bad.clone());
@@ -258,12 +258,12 @@ pub enum Sending {
 #[derive(Default)]
 pub struct Sender {
     /// By structure; equal structures are one allocation, see [`Sender::send`].
-    templates: FxHashMap<usize, Known>,
+    templates: FxHashMap<usize, KnownTemplate>,
     next: u64,
     clock: u64,
 }
 
-struct Known {
+struct KnownTemplate {
     template: u64,
     /// Keeps the allocation, and so the key.
     _structure: Arc<[u8]>,
@@ -291,7 +291,7 @@ impl Sender {
         w.int(bindings.len() as u64);
         difference(&[], bindings, &mut w);
         let (structure, held) = (structure.clone(), bindings.to_vec());
-        let known = Known { template, _structure: structure, bindings: held, used: self.clock };
+        let known = KnownTemplate { template, _structure: structure, bindings: held, used: self.clock };
         self.templates.insert(key, known);
         Sending::Define { template, forget, bindings: w.bytes }
     }

@@ -302,7 +302,7 @@ impl Executor {
     }
 
     /// What a guard and a commit come to where one of their operands has failed before the device saw it: they do not
-    /// fail with it, and the device does not know of it. Nothing for all other nodes.
+    /// fail with it, and the device does not know of it. `None` for all other nodes.
     fn step(
         &mut self,
         node: &Node,

@@ -1,4 +1,4 @@
-//! Values on their way between servers: one connection a fetch, the bytes straight into the waiting session's memory.
+//! Values on their way between servers: one connection per fetch, the bytes straight into the waiting session's memory.
 
 use super::moves::{Exposure, Fetch, Order};
 use super::registry::Client;

@@ -33,7 +33,7 @@ pub struct Listen {
 }
 
 /// Sockets that a server has bound.
-pub struct Bound {
+pub struct Sockets {
     pub(super) tcp: Vec<Arc<TcpListener>>,
     pub(super) unix: Vec<(Arc<UnixListener>, Arc<UnixPath>)>,
     pub(super) tls: Option<TlsAcceptor>,
@@ -67,7 +67,7 @@ impl Drop for UnixPath {
 
 impl Listen {
     /// Binds all sockets, so that what cannot work is known at once.
-    pub async fn bind(self) -> io::Result<Bound> {
+    pub async fn bind(self) -> io::Result<Sockets> {
         let mut tcp = Vec::new();
         for address in self.tcp {
             let named = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
@@ -79,11 +79,11 @@ impl Listen {
             let file = UnixPath::file(&path);
             unix.push((listener, Arc::new(UnixPath { path, file })));
         }
-        Ok(Bound { tcp, unix, tls: self.tls })
+        Ok(Sockets { tcp, unix, tls: self.tls })
     }
 }
 
-impl Bound {
+impl Sockets {
     /// The TCP addresses, ports filled in.
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.tcp.iter().filter_map(|l| l.local_addr().ok()).collect()

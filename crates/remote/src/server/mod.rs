@@ -14,5 +14,5 @@ pub mod session;
 mod status;
 mod strangers;
 
-pub use listen::{Bound, Listen};
+pub use listen::{Listen, Sockets};
 pub use serve::{Event, Server};

@@ -36,20 +36,20 @@ pub struct Moves {
     tls: OnceLock<Arc<ClientConfig>>,
     /// Where this server is itself.
     own: OnceLock<Vec<String>>,
-    exposed: Mutex<Exposed>,
+    exposed: Mutex<Exposures>,
     /// Something was announced.
     announced: Notify,
 }
 
 /// What is exposed. Keyed: clients choose capabilities, and must not choose ones that collide.
 #[derive(Default)]
-struct Exposed {
+struct Exposures {
     by: HashMap<Capability, Arc<Exposure>>,
     /// How much each session exposes.
     of: HashMap<u64, usize>,
 }
 
-impl Exposed {
+impl Exposures {
     fn remove(&mut self, capability: &Capability) -> Option<Arc<Exposure>> {
         let gone = self.by.remove(capability)?;
         if let Entry::Occupied(mut count) = self.of.entry(gone.session) {
@@ -227,7 +227,7 @@ impl Moves {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Exposed> {
+    fn lock(&self) -> MutexGuard<'_, Exposures> {
         self.exposed.lock().unwrap_or_else(|e| e.into_inner())
     }
 }
@@ -279,7 +279,7 @@ impl Exposure {
         self.session
     }
 
-    /// The value, once it is there; nothing if its session or its time ends before.
+    /// The value, once it is there; `None` if its session or its time ends before.
     pub async fn value(&self) -> Option<Result<Data, Error>> {
         loop {
             let mut ready = std::pin::pin!(self.ready.notified());

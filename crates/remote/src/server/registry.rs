@@ -21,7 +21,7 @@ pub type Random = dyn Fn(&mut [u8]) + Send + Sync;
 
 /// What a server is told.
 pub struct Config {
-    /// What clients must know; nothing where the transport decides who may connect.
+    /// What clients must know; `None` where the transport decides who may connect.
     pub token: Option<Vec<u8>>,
     /// What a session may hold.
     pub quota: Quota,
@@ -106,7 +106,7 @@ impl Client {
         self.executor.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Values, their bytes and operations so far; nothing while it computes.
+    /// Values, their bytes and operations so far; `None` while it computes.
     pub fn try_held(&self) -> Option<(usize, usize, u64)> {
         self.executor.try_lock().ok().map(|executor| executor.held())
     }
@@ -204,7 +204,7 @@ impl Client {
 }
 
 /// What a welcome connection is for.
-pub enum Admitted {
+pub enum Visitor {
     /// A session, new or resumed, and the epoch of this connection.
     Session(Arc<Client>, u64),
     /// Looking at the server.
@@ -276,12 +276,7 @@ impl Registry {
     }
 
     /// Answers a hello at time `now`. `trusted`: the transport has shown that the client may connect.
-    pub fn hello(
-        &self,
-        payload: &[u8],
-        trusted: bool,
-        now: Duration,
-    ) -> Result<(Welcome, Admitted), Refusal> {
+    pub fn hello(&self, payload: &[u8], trusted: bool, now: Duration) -> Result<(Welcome, Visitor), Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
         let version = greeting::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
         self.known(&hello, trusted)?;
@@ -292,7 +287,7 @@ impl Registry {
             let welcome = self.welcome(version, None, None, false);
             let (table, advertise) = (Vec::new(), String::new());
             let welcome = Welcome { table, advertise, lease: 0, ..welcome };
-            return Ok((welcome, Admitted::Fetch(capability, transfer, from)));
+            return Ok((welcome, Visitor::Fetch(capability, transfer, from)));
         }
         let (client, epoch, resumed) = match hello.purpose {
             Purpose::Resume { session, secret, epoch, received } => {
@@ -300,11 +295,11 @@ impl Registry {
                 (client, epoch, Some(resumed))
             }
             Purpose::Open { ref device } => (self.open(device, &hello, now)?, 0, None),
-            Purpose::Watch => return Ok((self.welcome(version, None, None, false), Admitted::Watch)),
+            Purpose::Watch => return Ok((self.welcome(version, None, None, false), Visitor::Watch)),
             Purpose::Fetch { .. } | Purpose::Masked { .. } => return Err(Refusal::Capability),
         };
         client.lost_at.store(u64::MAX, Ordering::Release);
-        Ok((self.welcome(version, Some(&client), resumed, hello.compress), Admitted::Session(client, epoch)))
+        Ok((self.welcome(version, Some(&client), resumed, hello.compress), Visitor::Session(client, epoch)))
     }
 
     fn open(&self, device: &str, hello: &Hello, now: Duration) -> Result<Arc<Client>, Refusal> {

@@ -2,11 +2,11 @@
 
 use super::fetch::MOST_GIVEN;
 use super::http;
-use super::listen::Bound;
+use super::listen::Sockets;
 use super::moves::Exposure;
-use super::registry::{Admitted, Client, Registry};
+use super::registry::{Client, Registry, Visitor};
 use super::schedule::Schedule;
-use super::session::Step;
+use super::session::SessionEvent;
 use super::strangers::{Peer, Stranger, Strangers};
 use crate::client::core::control;
 use crate::protocol::frame::{self, Decoder, Frame};
@@ -163,7 +163,7 @@ impl Server {
     /// stopped.
     pub async fn run(
         self: &Arc<Server>,
-        bound: Bound,
+        bound: Sockets,
         workers: usize,
         stop: impl Future<Output = ()>,
         grace: Duration,
@@ -351,8 +351,8 @@ impl Server {
                 let admit = move || {
                     let (welcome, admitted) = server.registry.hello(&payload, trusted, server.now())?;
                     let attached = match admitted {
-                        Admitted::Session(client, epoch) => {
-                            Ok(Attached { server: server.clone(), client, epoch })
+                        Visitor::Session(client, epoch) => {
+                            Ok(Attachment { server: server.clone(), client, epoch })
                         }
                         other => Err(other),
                     };
@@ -373,7 +373,7 @@ impl Server {
                 Err(io::Error::other(refusal))
             }
             Ok((welcome, Ok(attached))) => Ok(Admission::Session(attached, stream, decoder, welcome)),
-            Ok((welcome, Err(Admitted::Fetch(capability, transfer, from)))) => {
+            Ok((welcome, Err(Visitor::Fetch(capability, transfer, from)))) => {
                 let exposure = self.asked(&mut stream, &welcome, &capability).await?;
                 Ok(Admission::Give(stream, exposure, (capability, transfer, from)))
             }
@@ -459,13 +459,13 @@ impl Server {
     /// Serves a session until its connection ends.
     async fn attend(
         self: &Arc<Server>,
-        attached: Attached,
+        attached: Attachment,
         stream: Stream,
         decoder: Decoder,
         welcome: &Welcome,
         peer: &Peer,
     ) {
-        let Attached { client, epoch, .. } = &attached;
+        let Attachment { client, epoch, .. } = &attached;
         let (session, peer) = (client.number, peer.name.as_str());
         (self.log)(match welcome.resumed {
             Some(_) => Event::Resumed { session, peer },
@@ -594,9 +594,9 @@ impl Server {
                     Err(e) => return e.to_string(),
                 };
                 match step {
-                    Ok(Step::Going) => {}
-                    Ok(Step::Ping(n)) => client.session().pong(n),
-                    Ok(Step::Ended) => {
+                    Ok(SessionEvent::Going) => {}
+                    Ok(SessionEvent::Ping(n)) => client.session().pong(n),
+                    Ok(SessionEvent::Ended) => {
                         client.end();
                         return "the client said goodbye".into();
                     }
@@ -697,19 +697,19 @@ impl Server {
 enum Admission {
     /// A browser or monitor, which has its answer.
     Answered,
-    Session(Attached, Stream, Decoder, Welcome),
+    Session(Attachment, Stream, Decoder, Welcome),
     Watch(Stream, Welcome),
     Give(Stream, Arc<Exposure>, (Capability, u64, u64)),
 }
 
 /// A session's connection: its session is without one when this is gone, however that came.
-struct Attached {
+struct Attachment {
     server: Arc<Server>,
     client: Arc<Client>,
     epoch: u64,
 }
 
-impl Drop for Attached {
+impl Drop for Attachment {
     fn drop(&mut self) {
         self.server.registry.lost(&self.client, self.epoch, self.server.now());
         // Perhaps nobody else has it any more.

@@ -8,7 +8,7 @@ use super::assembly::{Assembly, Memory};
 use super::executor::Reply;
 use super::moves::{Fetch, Order};
 use crate::protocol::frame;
-use crate::protocol::link::{Counts, Lane, Link, Out, Packing};
+use crate::protocol::link::{Counts, Link, Out, Packing, Priority};
 use crate::protocol::message::{self, Capability, Message, kind};
 use crate::protocol::{Frame, ProtocolError};
 use kiln_device::{Bytes, Data, Driver, Error, Place, Share};
@@ -126,7 +126,7 @@ pub struct Expose {
 
 /// What came of a frame.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Step {
+pub enum SessionEvent {
     /// Nothing to do.
     Going,
     /// A pong of this number is due.
@@ -185,31 +185,31 @@ impl Session {
     }
 
     /// Takes a frame of a welcome connection.
-    pub fn receive(&mut self, frame: &Frame<'_>) -> Result<Step, ProtocolError> {
+    pub fn receive(&mut self, frame: &Frame<'_>) -> Result<SessionEvent, ProtocolError> {
         self.receive_as(frame, frame.payload.len())
     }
 
     /// The same for a frame whose payload was `len` bytes on its way.
-    pub fn receive_as(&mut self, frame: &Frame<'_>, len: usize) -> Result<Step, ProtocolError> {
+    pub fn receive_as(&mut self, frame: &Frame<'_>, len: usize) -> Result<SessionEvent, ProtocolError> {
         if frame.seq == 0 {
             let mut scratch = Vec::new();
             match Message::decode(frame.kind, frame.payload, &mut scratch)? {
                 Message::Ack { seq, limit } => self.link.acknowledged(seq, limit)?,
-                Message::Ping(n) => return Ok(Step::Ping(n)),
+                Message::Ping(n) => return Ok(SessionEvent::Ping(n)),
                 Message::Pong(_) => {}
                 Message::Bye => {
                     self.ended = true;
-                    return Ok(Step::Ended);
+                    return Ok(SessionEvent::Ended);
                 }
                 _ => return Err(ProtocolError::Kind(frame.kind)),
             }
-            return Ok(Step::Going);
+            return Ok(SessionEvent::Going);
         }
         if frame.kind < 16 || !message::may_be_compressed(frame.kind) {
             return Err(ProtocolError::Kind(frame.kind));
         }
         if !self.link.accept_as(frame, len, message::lane(frame.kind))? {
-            return Ok(Step::Going);
+            return Ok(SessionEvent::Going);
         }
         match frame.kind & 0x7f {
             kind::PIECE | kind::SUPPLY => {
@@ -269,7 +269,7 @@ impl Session {
             }
             _ => self.queue(frame)?,
         }
-        Ok(Step::Going)
+        Ok(SessionEvent::Going)
     }
 
     fn queue(&mut self, frame: &Frame<'_>) -> Result<(), ProtocolError> {
@@ -481,7 +481,7 @@ impl Session {
                 self.ahead -= std::mem::take(&mut assembly.ahead);
             }
             let (kind, body) = Message::Lost { transfer, reason }.encode();
-            self.link.send(Lane::Normal, kind, body);
+            self.link.send(Priority::Normal, kind, body);
         }
     }
 
@@ -576,9 +576,9 @@ impl Session {
 
     fn reply(&mut self, reply: Reply) {
         match reply {
-            Reply::Message(kind, body) => self.link.send(Lane::Normal, kind, body),
+            Reply::Message(kind, body) => self.link.send(Priority::Normal, kind, body),
             Reply::Value { request, data, background } => {
-                let lane = if background { Lane::Background } else { Lane::Normal };
+                let lane = if background { Priority::Background } else { Priority::Normal };
                 let (kind, body) = Message::Value { request, meta: data.meta }.encode();
                 self.link.send(lane, kind, body);
                 self.link.send_content(lane, request, data.bytes, self.compress);

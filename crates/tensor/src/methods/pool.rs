@@ -14,7 +14,7 @@ pub struct PoolOptions {
     pub padding: Extents,
     /// Distance between the elements of a window; for maxima only.
     pub dilation: Extents,
-    /// Whether a last window that is cut short counts.
+    /// Whether a last window that is incomplete counts.
     pub ceil_mode: bool,
     /// For means: whether padding counts as elements.
     pub count_include_pad: bool,
@@ -52,7 +52,7 @@ impl PoolOptions {
         PoolOptions { dilation: dilation.into(), ..self }
     }
 
-    /// With a last window that is cut short, or without.
+    /// With a last window that is incomplete, or without.
     pub fn ceil_mode(self, ceil_mode: bool) -> PoolOptions {
         PoolOptions { ceil_mode, ..self }
     }

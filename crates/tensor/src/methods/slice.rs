@@ -195,10 +195,10 @@ macro_rules! indices {
         indices!(@one RangeInclusive<$t>, |r| TensorIndex::Slice { start: Some(*r.start() as isize), end: past(*r.end() as isize), step: 1 });
         indices!(@one RangeToInclusive<$t>, |r| TensorIndex::Slice { start: None, end: past(r.end as isize), step: 1 });
     )*};
-    (@one $t:ty, |$x:ident| $cut:expr) => {
+    (@one $t:ty, |$x:ident| $index:expr) => {
         impl From<$t> for TensorIndex {
             fn from($x: $t) -> TensorIndex {
-                $cut
+                $index
             }
         }
         impl TensorIndices for $t {

@@ -1,7 +1,7 @@
 //! The instructions of lane operations.
 
 use super::super::asm::{self, Place, memory};
-use super::super::graph::{self, Form, Lane, Target};
+use super::super::graph::{self, Form, LaneOp, Target};
 use super::{Body, INEXACT};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
@@ -16,9 +16,9 @@ impl Body<'_> {
         let lane = self.graph.at(node).lane;
         let [a, b, c] = *args;
         match lane {
-            Lane::Const(_) | Lane::Load(..) | Lane::Sum(_) => {}
-            Lane::Splat(input, form) => self.splat(input, form, node),
-            Lane::Half => {
+            LaneOp::Const(_) | LaneOp::Load(..) | LaneOp::Sum(_) => {}
+            LaneOp::Splat(input, form) => self.splat(input, form, node),
+            LaneOp::Half => {
                 let from = self.ensure(a);
                 self.release(a);
                 let dst = self.define(node, copy);
@@ -30,11 +30,11 @@ impl Body<'_> {
                 self.asm.put(Instruction::with3(code, narrow, from, 0));
                 self.half_to_float(dst, reg, false);
             }
-            Lane::Over => self.quotient(node, copy, args),
-            Lane::Fma | Lane::Fnma => self.multiply_add(lane == Lane::Fnma, node, copy, args),
-            Lane::Merge => self.merge(node, copy, args),
-            Lane::Compare(_) | Lane::CompareInt(_) => self.compare(lane, node, copy, a, b),
-            Lane::Pick => {
+            LaneOp::Over => self.quotient(node, copy, args),
+            LaneOp::Fma | LaneOp::Fnma => self.multiply_add(lane == LaneOp::Fnma, node, copy, args),
+            LaneOp::Merge => self.merge(node, copy, args),
+            LaneOp::Compare(_) | LaneOp::CompareInt(_) => self.compare(lane, node, copy, a, b),
+            LaneOp::Pick => {
                 let truth = self.ensure(a);
                 let otherwise = self.ensure(c);
                 let then = self.place(b);
@@ -58,7 +58,7 @@ impl Body<'_> {
                     }
                 }
             }
-            Lane::Keep => {
+            LaneOp::Keep => {
                 let truth = self.ensure(a);
                 let then = self.place(b);
                 self.release(a);
@@ -82,7 +82,7 @@ impl Body<'_> {
                     }
                 }
             }
-            Lane::Lower | Lane::Upper => {
+            LaneOp::Lower | LaneOp::Upper => {
                 let swap = self.stays(a) && !self.stays(b);
                 let (a, b) = if swap { (b, a) } else { (a, b) };
                 let left = self.ensure(a);
@@ -91,12 +91,12 @@ impl Body<'_> {
                 self.release(b);
                 let dst = self.define(node, copy);
                 // The sign is that of the result; then which of the two.
-                let by = 0b100 + (lane == Lane::Upper) as u32;
+                let by = 0b100 + (lane == LaneOp::Upper) as u32;
                 self.asm.three_by(Code::EVEX_Vrangeps_zmm_k1z_zmm_zmmm512b32_imm8_sae, dst, left, right, by);
             }
             _ if lane.arity() == 1 => {
                 let Some((code, by)) = asm::unary(self.target, lane) else { return };
-                let shifts = matches!(lane, Lane::Shl(_) | Lane::Shr(_) | Lane::Sar(_));
+                let shifts = matches!(lane, LaneOp::Shl(_) | LaneOp::Shr(_) | LaneOp::Sar(_));
                 let from = match self.target {
                     Target::Avx2 if shifts => Place::Reg(self.ensure(a)),
                     _ => self.place(a),
@@ -231,16 +231,16 @@ impl Body<'_> {
         }
     }
 
-    pub(super) fn compare(&mut self, lane: Lane, node: u32, copy: usize, a: u32, b: u32) {
+    pub(super) fn compare(&mut self, lane: LaneOp, node: u32, copy: usize, a: u32, b: u32) {
         use Code::*;
         let swap = self.stays(a) && !self.stays(b);
         let swapped = match lane {
-            Lane::Compare(graph::SAME | graph::UNORDERED | graph::UNEQUAL) => Some(lane),
-            Lane::Compare(graph::BELOW) => Some(Lane::Compare(14)),
-            Lane::Compare(graph::AT_MOST) => Some(Lane::Compare(13)),
-            Lane::Compare(graph::NOT_AT_MOST) => Some(Lane::Compare(9)),
-            Lane::Compare(graph::NOT_ABOVE) => Some(Lane::Compare(5)),
-            Lane::CompareInt(graph::EQUAL | graph::NOT_EQUAL) => Some(lane),
+            LaneOp::Compare(graph::SAME | graph::UNORDERED | graph::UNEQUAL) => Some(lane),
+            LaneOp::Compare(graph::BELOW) => Some(LaneOp::Compare(14)),
+            LaneOp::Compare(graph::AT_MOST) => Some(LaneOp::Compare(13)),
+            LaneOp::Compare(graph::NOT_AT_MOST) => Some(LaneOp::Compare(9)),
+            LaneOp::Compare(graph::NOT_ABOVE) => Some(LaneOp::Compare(5)),
+            LaneOp::CompareInt(graph::EQUAL | graph::NOT_EQUAL) => Some(lane),
             _ => None,
         };
         let (lane, a, b) = match swapped {
@@ -253,16 +253,16 @@ impl Body<'_> {
         self.release(b);
         let dst = self.define(node, copy);
         match (lane, self.target) {
-            (Lane::Compare(by), Target::Avx512) => {
+            (LaneOp::Compare(by), Target::Avx512) => {
                 self.asm.three_by(EVEX_Vcmpps_kr_k1_zmm_zmmm512b32_imm8_sae, dst, left, right, by)
             }
-            (Lane::Compare(by), Target::Avx2) => {
+            (LaneOp::Compare(by), Target::Avx2) => {
                 self.asm.three_by(VEX_Vcmpps_ymm_ymm_ymmm256_imm8, dst, left, right, by)
             }
-            (Lane::CompareInt(by), Target::Avx512) => {
+            (LaneOp::CompareInt(by), Target::Avx512) => {
                 self.asm.three_by(EVEX_Vpcmpd_kr_k1_zmm_zmmm512b32_imm8, dst, left, right, by)
             }
-            (Lane::CompareInt(graph::EQUAL), Target::Avx2) => {
+            (LaneOp::CompareInt(graph::EQUAL), Target::Avx2) => {
                 self.asm.three(VEX_Vpcmpeqd_ymm_ymm_ymmm256, dst, left, right)
             }
             _ => self.asm.three(VEX_Vpcmpgtd_ymm_ymm_ymmm256, dst, left, right),

@@ -12,7 +12,7 @@ mod registers;
 mod transfer;
 
 use super::asm::{self, Asm, Label, Open, Place, memory};
-use super::graph::{Form, Graph, Lane, Target};
+use super::graph::{Form, Graph, LaneOp, Target};
 use super::lower::{Fold, Lowered, Store};
 use iced_x86::{Code, MemoryOperand, Register};
 use rustc_hash::FxHashMap;
@@ -57,7 +57,7 @@ enum Home {
 }
 
 #[derive(Clone, Copy)]
-struct Held {
+struct Residence {
     reg: Option<u8>,
     home: Home,
     /// The item that uses it next.
@@ -87,7 +87,7 @@ pub(super) struct Body<'a> {
     places: FxHashMap<u32, u32>,
     /// Where addresses are, by number; those without a register are fetched.
     pub bases: Vec<Option<Register>>,
-    values: Vec<Held>,
+    values: Vec<Residence>,
     /// Which value a register holds: vectors, then masks.
     held: [Vec<Option<u32>>; 2],
     /// Values of the current item, which stay.
@@ -152,7 +152,7 @@ impl<'a> Body<'a> {
             body.find_needed();
         }
         body.choose_copies();
-        let empty = Held { reg: None, home: Home::Nowhere, next: NEVER, pinned: false };
+        let empty = Residence { reg: None, home: Home::Nowhere, next: NEVER, pinned: false };
         body.values = vec![empty; graph.nodes.len() * body.copies];
         Some(body)
     }
@@ -178,16 +178,16 @@ impl<'a> Body<'a> {
     /// Whether quotients by what is the same for every element are worth many instructions: they are where the loop waits
     /// for the core's divider, not where it waits for memory.
     fn quotients(&self) -> bool {
-        let busy = |lane| matches!(lane, Lane::Over | Lane::Div | Lane::Sqrt);
+        let busy = |lane| matches!(lane, LaneOp::Over | LaneOp::Div | LaneOp::Sqrt);
         let divides = |&n: &usize| self.needed[n] && !self.fixed[n] && busy(self.graph.nodes[n].lane);
         let divided: Vec<usize> = (0..self.graph.nodes.len()).filter(divides).collect();
-        divided.len() >= DIVIDER && divided.iter().any(|&n| self.graph.nodes[n].lane == Lane::Over)
+        divided.len() >= DIVIDER && divided.iter().any(|&n| self.graph.nodes[n].lane == LaneOp::Over)
     }
 
     /// What a fold's last instruction takes: the element, if one instruction adds it, else the next state.
     fn folded(&self, fold: &Fold) -> (Option<Code>, u32) {
         match self.graph.at(fold.next) {
-            node if matches!(node.lane, Lane::Add | Lane::Mul) && fold.value != fold.sum => {
+            node if matches!(node.lane, LaneOp::Add | LaneOp::Mul) && fold.value != fold.sum => {
                 (asm::binary(self.target, node.lane), fold.value)
             }
             _ => (None, fold.next),
@@ -199,9 +199,9 @@ impl<'a> Body<'a> {
             let lane = self.graph.at(n).lane;
             self.needed[n as usize]
                 && !self.fixed[n as usize]
-                && !matches!(lane, Lane::Load(..) | Lane::Sum(_))
+                && !matches!(lane, LaneOp::Load(..) | LaneOp::Sum(_))
         });
-        let held = self.stores.iter().filter(|s| matches!(self.graph.at(s.value).lane, Lane::Load(..)));
+        let held = self.stores.iter().filter(|s| matches!(self.graph.at(s.value).lane, LaneOp::Load(..)));
         computed
             .map(Item::Node)
             .chain(self.quick.then_some(Item::Check))
@@ -212,8 +212,8 @@ impl<'a> Body<'a> {
     }
 
     /// A division does not take the inverse.
-    fn arity(&self, lane: Lane, multiplies: bool) -> usize {
-        if lane == Lane::Over && !multiplies { 2 } else { lane.arity() }
+    fn arity(&self, lane: LaneOp, multiplies: bool) -> usize {
+        if lane == LaneOp::Over && !multiplies { 2 } else { lane.arity() }
     }
 
     fn args(&self, item: Item, args: &mut [u32; 3]) -> usize {
@@ -264,7 +264,7 @@ impl<'a> Body<'a> {
         let counts = |node: u32| {
             !self.fixed[node as usize]
                 && self.class(node) == 0
-                && !matches!(self.graph.at(node).lane, Lane::Sum(_))
+                && !matches!(self.graph.at(node).lane, LaneOp::Sum(_))
         };
         let (mut live, mut most) = (0usize, 0);
         let mut begun = vec![false; last.len()];
@@ -323,13 +323,13 @@ impl<'a> Body<'a> {
     /// Computes what is the same for every element, and pins as much of it as there is room for.
     pub fn prologue(&mut self) {
         for node in 0..self.graph.nodes.len() as u32 {
-            if let Lane::Const(bits) = self.graph.at(node).lane {
+            if let LaneOp::Const(bits) = self.graph.at(node).lane {
                 self.values[node as usize].home = Home::Pool(self.pooled(bits));
             }
         }
         let early: Vec<Item> = (0..self.graph.nodes.len() as u32)
             .filter(|&n| self.needed[n as usize] && self.fixed[n as usize])
-            .filter(|&n| !matches!(self.graph.at(n).lane, Lane::Const(_)))
+            .filter(|&n| !matches!(self.graph.at(n).lane, LaneOp::Const(_)))
             .map(Item::Node)
             .collect();
         let mut used = self.used();
@@ -423,8 +423,8 @@ impl<'a> Body<'a> {
                 }
                 let value = self.value(node, copy) as usize;
                 match self.graph.at(node).lane {
-                    Lane::Load(input, form) => self.values[value].home = Home::Stream(input, form),
-                    Lane::Sum(_) => {}
+                    LaneOp::Load(input, form) => self.values[value].home = Home::Stream(input, form),
+                    LaneOp::Sum(_) => {}
                     _ => self.values[value].home = Home::Nowhere,
                 }
             }

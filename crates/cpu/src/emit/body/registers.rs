@@ -2,7 +2,7 @@
 
 use super::super::asm::{Place, memory};
 use super::super::graph::{Form, Target};
-use super::{ADDRESSES, Body, Held, Home, INDEX, NEVER, POOL, SLOT, SLOTS};
+use super::{ADDRESSES, Body, Home, INDEX, NEVER, POOL, Residence, SLOT, SLOTS};
 use iced_x86::{Code, Instruction, MemoryOperand, Register};
 
 impl Body<'_> {
@@ -33,7 +33,7 @@ impl Body<'_> {
         let mut best = (0, 0, NEVER);
         for (reg, held) in self.held[class].iter().enumerate() {
             let Some(value) = *held else { continue };
-            let Held { next, pinned, .. } = self.values[value as usize];
+            let Residence { next, pinned, .. } = self.values[value as usize];
             if !pinned && !self.locked.contains(&value) && (best.2 == NEVER || next > best.1) {
                 best = (reg, next, value);
             }

@@ -5,7 +5,7 @@ use super::request::Request;
 use crate::client::journal::Entry;
 use crate::client::moves::{Errand, Move, Reach};
 use crate::protocol::Message;
-use crate::protocol::link::Lane;
+use crate::protocol::link::Priority;
 use crate::protocol::message::{self, Capability};
 use kiln_device::{Data, Error, Promise};
 use kiln_ir::Id;
@@ -32,7 +32,7 @@ impl Core {
         if self.failed.is_none() && self.session.is_some() {
             // Ahead of the stream: what waits there may wait for this very value, by way of another server.
             let (kind, body) = Message::Expose { id, capability, fetches, milliseconds }.encode();
-            self.link.send(Lane::Urgent, kind, body);
+            self.link.send(Priority::Urgent, kind, body);
         }
     }
 
@@ -40,7 +40,7 @@ impl Core {
     pub fn recall(&mut self, capability: Capability, promise: Promise<Data>) {
         if let Some(request) = self.ask(Request::Recall(promise, None)) {
             let (kind, body) = Message::Recall { request, capability }.encode();
-            self.link.send(Lane::Urgent, kind, body);
+            self.link.send(Priority::Urgent, kind, body);
         }
     }
 
@@ -52,13 +52,13 @@ impl Core {
             Ok(data) if data.meta == moved.meta => {
                 let compress = self.session.as_ref().is_some_and(|s| s.compress);
                 for (kind, body) in message::pieces(transfer, &data.bytes, compress) {
-                    self.link.send(Lane::Urgent, message::supply(kind), body);
+                    self.link.send(Priority::Urgent, message::supply(kind), body);
                 }
             }
             answer => {
                 let error = answer.err().unwrap_or(Error::UnknownValue(moved.id));
                 let (kind, body) = Message::Withdraw { transfer, error }.encode();
-                self.link.send(Lane::Urgent, kind, body);
+                self.link.send(Priority::Urgent, kind, body);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! How a session begins, goes on over a new connection, and is rebuilt on another server.
 
 use super::request::{Request, refused};
-use super::{Core, Login, Session, Step, control};
+use super::{Core, FrameOutcome, Login, Session, control};
 use crate::client::journal::{Entry, Journal, Kept};
 use crate::client::moves::Errand;
 use crate::protocol::greeting::{Hello, Purpose, Welcome};
@@ -38,7 +38,7 @@ impl Core {
         control(kind::HELLO, &hello.encode())
     }
 
-    pub(super) fn welcome(&mut self, welcome: Welcome) -> Result<Step, ProtocolError> {
+    pub(super) fn welcome(&mut self, welcome: Welcome) -> Result<FrameOutcome, ProtocolError> {
         if let Some(received) = welcome.resumed {
             let session =
                 self.session.as_ref().ok_or(ProtocolError::Misuse("there is no session to resume"))?;
@@ -48,7 +48,7 @@ impl Core {
             self.link.resume(received)?;
             self.open = true;
             self.stats.resumed += 1;
-            return Ok(Step::Opened(false));
+            return Ok(FrameOutcome::Opened(false));
         }
         let first = self.session.is_none();
         if let Some(old) = &self.session
@@ -56,7 +56,11 @@ impl Core {
             && !self.config.any_numerics
         {
             let (want, got) = (old.info.numerics.clone(), welcome.info.numerics.clone());
-            return Ok(Step::Unfit(Error::NumericsDiffer { peer: self.config.peer.clone(), want, got }));
+            return Ok(FrameOutcome::Unfit(Error::NumericsDiffer {
+                peer: self.config.peer.clone(),
+                want,
+                got,
+            }));
         }
         self.session = Some(Session {
             version: welcome.version,
@@ -75,7 +79,7 @@ impl Core {
         if !self.greeted.0 {
             self.journal.abandon("recovery is switched off");
         }
-        Ok(Step::Opened(true))
+        Ok(FrameOutcome::Opened(true))
     }
 
     /// Brings a new session to where the stream is.
@@ -89,7 +93,7 @@ impl Core {
         (self.tasks, self.executed, self.micros, self.snapshot_at) = (0, 0, 0, 0);
         self.journal.give_up_snapshot();
         self.requests
-            .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut | Request::Again { .. }));
+            .retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Barrier | Request::Recheck { .. }));
         for request in self.requests.values_mut() {
             if let Request::Read(_, incoming, _) = request {
                 *incoming = None;
@@ -155,7 +159,7 @@ impl Core {
                     if let Some(sum) = digest {
                         let request = self.next_request;
                         self.next_request += 1;
-                        self.requests.insert(request, Request::Again { id: *id, sum: *sum });
+                        self.requests.insert(request, Request::Recheck { id: *id, sum: *sum });
                         self.task(Message::Digest { request, id: *id }, false);
                     }
                 }

@@ -1,7 +1,7 @@
 //! What a server says: answers, failures, progress.
 
 use super::request::{Answer, Incoming, Request, refused};
-use super::{Core, Step};
+use super::{Core, FrameOutcome};
 use crate::client::faults::MOST;
 use crate::client::pool;
 use crate::protocol::greeting::{Refusal, Welcome};
@@ -15,22 +15,22 @@ const RECENT: usize = 64;
 
 impl Core {
     /// Takes a frame.
-    pub fn receive(&mut self, frame: &Frame<'_>) -> Result<Step, ProtocolError> {
+    pub fn receive(&mut self, frame: &Frame<'_>) -> Result<FrameOutcome, ProtocolError> {
         match frame.kind {
             kind::WELCOME if !self.open => return self.welcome(Welcome::decode(frame.payload)?),
-            kind::REFUSED if !self.open => return Ok(Step::Refused(Refusal::decode(frame.payload)?)),
+            kind::REFUSED if !self.open => return Ok(FrameOutcome::Refused(Refusal::decode(frame.payload)?)),
             kind::ENDED if self.open => {
                 let (peer, reason) =
                     (self.config.peer.clone(), plain(&String::from_utf8_lossy(frame.payload)));
                 self.fail(Error::Refused { peer, reason });
-                return Ok(Step::Leave);
+                return Ok(FrameOutcome::Leave);
             }
             kind if !self.open => return Err(ProtocolError::Kind(kind)),
             _ => {}
         }
         if frame.seq != 0 {
             if !self.link.accept(frame, message::lane(frame.kind))? {
-                return Ok(Step::Going);
+                return Ok(FrameOutcome::Going);
             }
             self.progress += 1;
             self.link.release(frame.payload.len());
@@ -55,7 +55,7 @@ impl Core {
                 self.bound();
             }
             Message::Pong(_) => {}
-            Message::Drain => return Ok(Step::Leave),
+            Message::Drain => return Ok(FrameOutcome::Leave),
             Message::Value { request, meta } => self.value(request, meta)?,
             Message::Lost { transfer, reason } => self.lost(transfer, &plain(reason)),
             Message::Piece { of, bytes } => self.piece(of, bytes)?,
@@ -64,7 +64,7 @@ impl Core {
                     self.stats.replies += 1;
                     self.answers.push(Answer::Done(promise, Ok(())));
                 }
-                Some(Request::Cut) => self.journal.reached(),
+                Some(Request::Barrier) => self.journal.reached(),
                 _ => {}
             },
             Message::Failed { request, error } => self.refused_by_server(request, error),
@@ -74,7 +74,7 @@ impl Core {
                     self.stats.replies += 1;
                     self.answers.push(Answer::Content(promise, Ok(content.to_vec())));
                 }
-                Some(Request::Again { id, sum }) => {
+                Some(Request::Recheck { id, sum }) => {
                     if content != sum.to_le_bytes() {
                         self.fail(Error::Diverged { peer: self.config.peer.clone(), value: id });
                     }
@@ -85,7 +85,7 @@ impl Core {
             },
             other => return Err(ProtocolError::Kind(other.encode().0)),
         }
-        Ok(Step::Going)
+        Ok(FrameOutcome::Going)
     }
 
     fn value(&mut self, request: u64, meta: Meta) -> Result<(), ProtocolError> {
@@ -158,11 +158,11 @@ impl Core {
             Some(Request::Snapshot(id, _)) if matches!(error, Error::Failed { .. }) && self.can_poison() => {
                 self.journal.took(id, Err(error));
             }
-            Some(Request::Snapshot(..) | Request::Cut) => {
+            Some(Request::Snapshot(..) | Request::Barrier) => {
                 self.journal.give_up_snapshot();
-                self.requests.retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Cut));
+                self.requests.retain(|_, r| !matches!(r, Request::Snapshot(..) | Request::Barrier));
             }
-            Some(Request::Again { .. }) | None => {}
+            Some(Request::Recheck { .. }) | None => {}
             Some(request) => {
                 self.stats.replies += 1;
                 let error = self.faults.located(error);

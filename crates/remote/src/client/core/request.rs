@@ -34,9 +34,9 @@ pub(super) enum Request {
     Query(Promise<Vec<u8>>),
     Snapshot(Id, Option<Incoming>),
     /// The end of a snapshot's reads.
-    Cut,
+    Barrier,
     /// A read that was answered before the server was lost: the same bits are expected.
-    Again {
+    Recheck {
         id: Id,
         sum: u32,
     },
@@ -56,6 +56,6 @@ pub(super) fn refused(request: Request, error: &Error) -> Option<Answer> {
         }
         Request::Sync(promise) => Some(Answer::Done(promise, Err(error.clone()))),
         Request::Query(promise) => Some(Answer::Content(promise, Err(error.clone()))),
-        Request::Snapshot(..) | Request::Cut | Request::Again { .. } => None,
+        Request::Snapshot(..) | Request::Barrier | Request::Recheck { .. } => None,
     }
 }

@@ -13,7 +13,7 @@ const DEPTH: usize = 4;
 
 /// Nodes that are repeated for one group, in terms of places in the window.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Again {
+pub(crate) struct Recompute {
     /// The nodes, ascending.
     pub nodes: Vec<usize>,
     /// The nodes that take the repeated values, ascending.
@@ -21,11 +21,11 @@ pub(crate) struct Again {
 }
 
 /// A window with nodes repeated.
-pub(crate) struct Written {
+pub(crate) struct Expansion {
     pub items: Vec<Item>,
     /// The new place of each item.
     pub places: Vec<usize>,
-    /// For each of the [`Again`], the places of its copies.
+    /// For each of the [`Recompute`], the places of its copies.
     pub copies: Vec<Vec<usize>>,
     /// The places of all copies, and of what they are copies of.
     pub twins: Vec<(usize, usize)>,
@@ -33,21 +33,21 @@ pub(crate) struct Written {
 
 /// Writes the copies before their first users. What they read, and they themselves, are freed at the end: a plan frees
 /// after the last use wherever the free stands.
-pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
+pub(crate) fn expand(items: &[Item], recomputed: &[Recompute]) -> Expansion {
     let node = |at: usize| if let Item::Run(node) = &items[at] { Some(node) } else { None };
-    let read: FxHashSet<Id> = (again.iter().flat_map(|a| &a.nodes))
+    let read: FxHashSet<Id> = (recomputed.iter().flat_map(|a| &a.nodes))
         .flat_map(|&at| node(at).into_iter().flat_map(|n| n.ins.iter().copied()))
         .collect();
-    let mut names: Vec<FxHashMap<Id, Id>> = vec![FxHashMap::default(); again.len()];
-    let mut written = Written {
+    let mut names: Vec<FxHashMap<Id, Id>> = vec![FxHashMap::default(); recomputed.len()];
+    let mut expanded = Expansion {
         items: Vec::with_capacity(items.len() + 8),
         places: vec![0; items.len()],
-        copies: vec![Vec::new(); again.len()],
+        copies: vec![Vec::new(); recomputed.len()],
         twins: Vec::new(),
     };
     let (mut late, mut next) = (Vec::new(), Id::RECOMPUTED.first.0);
     for (at, item) in items.iter().enumerate() {
-        for (k, own) in again.iter().enumerate().filter(|(_, own)| own.users[0] == at) {
+        for (k, own) in recomputed.iter().enumerate().filter(|(_, own)| own.users[0] == at) {
             for (from, node) in own.nodes.iter().filter_map(|&from| Some((from, node(from)?))) {
                 let mut copy = renamed(node, &names[k]);
                 for id in &mut copy.outs {
@@ -55,9 +55,9 @@ pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
                     *id = Id(next);
                     next += 1;
                 }
-                written.copies[k].push(written.items.len());
-                written.twins.push((written.items.len(), written.places[from]));
-                written.items.push(Item::Run(copy));
+                expanded.copies[k].push(expanded.items.len());
+                expanded.twins.push((expanded.items.len(), expanded.places[from]));
+                expanded.items.push(Item::Run(copy));
             }
         }
         match item {
@@ -66,24 +66,24 @@ pub(crate) fn write(items: &[Item], again: &[Again]) -> Written {
                 continue;
             }
             Item::Free(_) => {
-                written.places[at] = written.items.len();
-                written.items.push(item.clone());
+                expanded.places[at] = expanded.items.len();
+                expanded.items.push(item.clone());
             }
             Item::Run(node) => {
-                let user = again.iter().position(|own| own.users.binary_search(&at).is_ok());
-                written.places[at] = written.items.len();
-                written
+                let user = recomputed.iter().position(|own| own.users.binary_search(&at).is_ok());
+                expanded.places[at] = expanded.items.len();
+                expanded
                     .items
                     .push(Item::Run(user.map_or_else(|| node.clone(), |k| renamed(node, &names[k]))));
             }
         }
     }
     for at in late {
-        written.places[at] = written.items.len();
-        written.items.push(items[at].clone());
+        expanded.places[at] = expanded.items.len();
+        expanded.items.push(items[at].clone());
     }
-    written.items.extend((Id::RECOMPUTED.first.0..next).map(|id| Item::Free(Id(id))));
-    written
+    expanded.items.extend((Id::RECOMPUTED.first.0..next).map(|id| Item::Free(Id(id))));
+    expanded
 }
 
 fn renamed(node: &Node, names: &FxHashMap<Id, Id>) -> Node {
@@ -101,15 +101,15 @@ pub(crate) fn improve<V: 'static>(
 ) -> Plan<V> {
     let mut chosen = choose(window, &plan);
     while !chosen.is_empty() {
-        let again: Vec<Again> = chosen.iter().map(|(_, again)| again.clone()).collect();
-        let written = write(window.items, &again);
-        let Some(wider) = Window::new(&written.items, &outside) else { return plan };
+        let recomputed: Vec<Recompute> = chosen.iter().map(|(_, recomputed)| recomputed.clone()).collect();
+        let expanded = expand(window.items, &recomputed);
+        let Some(wider) = Window::new(&expanded.items, &outside) else { return plan };
         let mut groups = Vec::with_capacity(plan.groups.len());
         let mut refused = None;
         for (number, group) in plan.groups.iter().enumerate() {
             let mine = chosen.iter().position(|(owner, _)| *owner == number);
-            let mut places: Vec<usize> = group.places.iter().map(|&at| written.places[at]).collect();
-            places.extend(mine.into_iter().flat_map(|k| &written.copies[k]));
+            let mut places: Vec<usize> = group.places.iter().map(|&at| expanded.places[at]).collect();
+            places.extend(mine.into_iter().flat_map(|k| &expanded.copies[k]));
             places.sort_unstable();
             match rebuilt(&wider, fusers, &group.fuser, places) {
                 Some(group) => groups.push(group),
@@ -127,12 +127,12 @@ pub(crate) fn improve<V: 'static>(
             Some(None) => return plan,
             None => {}
         }
-        let mut owner = vec![None; written.items.len()];
+        let mut owner = vec![None; expanded.items.len()];
         for (number, group) in groups.iter().enumerate() {
             group.places.iter().for_each(|&at| owner[at] = Some(number));
         }
         return match arrange(&wider, groups, &owner) {
-            Some(better) if moved(&better, &wider) < moved(&plan, window) => Plan { again, ..better },
+            Some(better) if moved(&better, &wider) < moved(&plan, window) => Plan { recomputed, ..better },
             _ => plan,
         };
     }
@@ -156,7 +156,7 @@ pub(crate) fn rebuilt<V: 'static>(
 }
 
 /// What would be worth repeating, with the number of the group it is for.
-fn choose<V>(window: &Window<'_>, plan: &Plan<V>) -> Vec<(usize, Again)> {
+fn choose<V>(window: &Window<'_>, plan: &Plan<V>) -> Vec<(usize, Recompute)> {
     let mut owner = vec![None; window.items.len()];
     for (number, group) in plan.groups.iter().enumerate() {
         group.places.iter().for_each(|&at| owner[at] = Some(number));
@@ -195,7 +195,7 @@ fn choose<V>(window: &Window<'_>, plan: &Plan<V>) -> Vec<(usize, Again)> {
             users.sort_unstable();
             users.dedup();
             all.nodes.sort_unstable();
-            chosen.push((number, Again { nodes: all.nodes, users }));
+            chosen.push((number, Recompute { nodes: all.nodes, users }));
         }
     }
     chosen
