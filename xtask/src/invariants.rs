@@ -253,7 +253,7 @@ const EXCEPTIONS: &[(&str, &[&str], &str)] = &[
         "which moves are views decides how many bytes are moved",
     ),
     (
-        "crates/fuse/src/again.rs",
+        "crates/fuse/src/recompute.rs",
         &["Op::Unary", "Op::Binary", "Op::Select", "Op::Commit", "Op::Cast", "Op::Full"],
         "what is elementwise may be computed again where it is used",
     ),
