@@ -1,10 +1,10 @@
 //! With `KILN_GUARD=1`, whoever writes beside a buffer is found: each case runs in a process of its own, which must die.
 #![cfg(target_os = "linux")]
 
-use kiln_cpu::Cpu;
 use kiln_cpu::arena::{Arena, Place};
+use kiln_cpu::{Cpu, Reference};
 use kiln_device::{Batch, Driver};
-use kiln_ir::{Id, text};
+use kiln_ir::{Id, Item, text};
 use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Output};
 
@@ -29,8 +29,10 @@ fn writes_beside_a_buffer_end_the_process() {
 
 #[test]
 fn programs_run_between_guard_pages() {
-    let output = case("a_program");
-    assert!(output.status.success(), "{output:?}");
+    for name in ["a_program", "rows_with_an_operand_per_row"] {
+        let output = case(name);
+        assert!(output.status.success(), "{output:?}");
+    }
 }
 
 #[test]
@@ -68,4 +70,26 @@ fn a_program() {
         assert!(device.read(Id(id)).wait().is_ok(), "value {id}");
     }
     assert!(device.memory().live_bytes > 0);
+}
+
+/// An operand with an element per row, transposed, is gathered into a worker's own scratch, behind rows that stay.
+#[test]
+#[ignore = "runs with guard pages"]
+fn rows_with_an_operand_per_row() {
+    for length in [2, 9, 17, 40, 100, 700] {
+        let program = format!(
+            "a = random_normal shape=[20,30,{length}] dtype=f32 key=1 offset=2\n\
+             b = random_normal shape=[30,20,1] dtype=f32 key=3 offset=4\n\
+             c = permute b order=[1,0,2]\nd = exp a\ne = sum d axes=[2] keep=true\nf = mul e c\ng = mul d f"
+        );
+        let run = |device: &dyn Driver| {
+            let mut items = text::parse(&program).unwrap().items;
+            items.extend((0..6).map(|id| Item::Free(Id(id))));
+            device.submit(Batch { items, ..Batch::default() });
+            device.read(Id(6)).wait().unwrap().bytes.to_vec()
+        };
+        let cpu = Cpu::start();
+        assert_eq!(run(&cpu), run(&Reference::start()), "{length}");
+        assert!(cpu.fusion().fused >= 4, "{:?}", cpu.fusion());
+    }
 }

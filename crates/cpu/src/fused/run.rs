@@ -208,7 +208,7 @@ impl Bound {
                         Inner::Splat => load.base,
                         Inner::Stream => load.row(&self.grid, frame.first),
                         Inner::Gather => {
-                            let to = frame.own.wrapping_add(scratch.narrow_loads[i]);
+                            let to = frame.own.wrapping_add(scratch.narrow_loads[i] - scratch.own);
                             for row in 0..frame.count {
                                 let from = load.row(&self.grid, frame.first + row);
                                 let size = dtype.size();
