@@ -122,6 +122,23 @@ fn domain(domain: Domain, op: &str, dtype: DType) -> Result<DType, OpError> {
     if fits { Ok(out) } else { Err(OpError::DType { op: op.into(), dtype }) }
 }
 
+/// The dtypes that a structured operation takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Takes {
+    /// All.
+    Any,
+    /// All that are not quantised.
+    Plain,
+    /// Floats and integers.
+    Num,
+    /// Floats.
+    Float,
+    /// Integers.
+    Int,
+    /// Bool.
+    Bool,
+}
+
 pub(crate) struct Infer<'a> {
     pub op: &'a Op,
     pub ins: &'a [Meta],
@@ -137,23 +154,18 @@ impl Infer<'_> {
         if !self.op.operands().contains(&self.ins.len()) {
             return self.arity();
         }
+        if let Some(x) = self.ins.first() {
+            self.takes(x.dtype)?;
+        }
         match self.op {
             Op::Full { shape, value } => one(Meta { dtype: value.dtype(), shape: *shape }),
             Op::Iota { shape, dtype, axis } => {
-                if dtype.is_quantised() || *dtype == DType::Bool {
-                    return self.dtype(*dtype);
-                }
+                self.takes(*dtype)?;
                 self.axis(*axis, shape)?;
                 one(Meta { dtype: *dtype, shape: *shape })
             }
-            Op::Random { kind, shape, dtype, .. } => {
-                let fits = match kind {
-                    RandomKind::Bits => dtype.is_int(),
-                    RandomKind::Uniform | RandomKind::Normal => dtype.is_float(),
-                };
-                if !fits {
-                    return self.dtype(*dtype);
-                }
+            Op::Random { shape, dtype, .. } => {
+                self.takes(*dtype)?;
                 one(Meta { dtype: *dtype, shape: *shape })
             }
             Op::Unary(kind) => one(infer_unary(*kind, &self.one()?)?),
@@ -163,9 +175,6 @@ impl Infer<'_> {
             }
             Op::Select => {
                 let [c, a, b] = self.three()?;
-                if c.dtype != DType::Bool {
-                    return self.dtype(c.dtype);
-                }
                 self.same_plain(&a, &b)?;
                 let shape = self.broadcast(&a.shape, &b.shape)?;
                 one(Meta { dtype: a.dtype, shape: self.broadcast(&c.shape, &shape)? })
@@ -186,7 +195,6 @@ impl Infer<'_> {
                     self.same_plain(&x, other)?;
                     self.same_shape(&x.shape, &other.shape)?;
                 }
-                self.number(x.dtype)?;
                 self.axis(*axis, &x.shape)?;
                 one(x)
             }
@@ -197,7 +205,6 @@ impl Infer<'_> {
             Op::Scatter { kind, axis } => one(self.scatter(*kind, *axis)?),
             Op::Sort { axis, take, .. } => {
                 let mut x = self.one()?;
-                self.plain(x.dtype)?;
                 let axis = self.axis(*axis, &x.shape)?;
                 if *take > x.shape[axis] {
                     let length = x.shape[axis];
@@ -212,9 +219,6 @@ impl Infer<'_> {
             }
             Op::Commit => {
                 let [ok, new, old] = self.three()?;
-                if ok.dtype != DType::Bool {
-                    return self.dtype(ok.dtype);
-                }
                 if !ok.shape.is_empty() {
                     return self.shape(&ok.shape, "the condition is a single bool");
                 }
@@ -238,7 +242,6 @@ impl Infer<'_> {
 
     fn dot(&self, transpose: bool) -> Result<Meta, OpError> {
         let [a, b] = self.two()?;
-        self.number(a.dtype)?;
         if b.dtype.is_quantised() {
             if !a.dtype.is_float() {
                 return self.dtype(a.dtype);
@@ -293,8 +296,17 @@ impl Infer<'_> {
         if dtype.is_quantised() { self.dtype(dtype) } else { Ok(()) }
     }
 
-    pub fn number(&self, dtype: DType) -> Result<(), OpError> {
-        if dtype.is_float() || dtype.is_int() { Ok(()) } else { self.dtype(dtype) }
+    /// That the operation takes a dtype at all.
+    fn takes(&self, dtype: DType) -> Result<(), OpError> {
+        let fits = match self.op.takes() {
+            Takes::Any => true,
+            Takes::Plain => !dtype.is_quantised(),
+            Takes::Num => dtype.is_float() || dtype.is_int(),
+            Takes::Float => dtype.is_float(),
+            Takes::Int => dtype.is_int(),
+            Takes::Bool => dtype == DType::Bool,
+        };
+        if fits { Ok(()) } else { self.dtype(dtype) }
     }
 
     pub fn same_plain(&self, a: &Meta, b: &Meta) -> Result<(), OpError> {

@@ -7,7 +7,6 @@ use crate::{Dims, MAX_RANK, Meta, OpError, Shape};
 impl Infer<'_> {
     pub(crate) fn gather(&self, kind: GatherKind, axis: u8) -> Result<Meta, OpError> {
         let [x, index] = self.two()?;
-        self.plain(x.dtype)?;
         self.index(&index)?;
         let axis = self.axis(axis, &x.shape)?;
         match kind {
@@ -24,9 +23,6 @@ impl Infer<'_> {
         self.same_plain(&x, &source)?;
         self.index(&index)?;
         let axis = self.axis(axis, &x.shape)?;
-        if kind != ScatterKind::Each {
-            self.number(x.dtype)?;
-        }
         match kind {
             ScatterKind::Each | ScatterKind::EachAdd => {
                 self.fits_each(&x.shape, &index.shape, axis)?;

@@ -37,7 +37,6 @@ impl Infer<'_> {
         if p.dtype != q.dtype {
             return Err(OpError::DTypeMismatch { op: self.name(), lhs: p.dtype, rhs: q.dtype });
         }
-        self.number(p.dtype)?;
         let rank = p.shape.len();
         if !(3..=5).contains(&rank) || q.shape.len() != rank {
             return self.mismatch(&p.shape, &q.shape);
@@ -105,7 +104,6 @@ impl Infer<'_> {
     pub(crate) fn pool(&self, kind: PoolKind, pool: &Pool) -> Result<SmallVec<[Meta; 2]>, OpError> {
         let x = self.one()?;
         let rank = x.shape.len();
-        self.number(x.dtype)?;
         if !(3..=5).contains(&rank) {
             return self.shape(&x.shape, "pooling takes [N, C, ..] with one to three spatial axes");
         }
