@@ -1,20 +1,22 @@
 //! Running reductions: one chain along the axis in the accumulation type; each output is rounded, the chain is not.
 
-use super::array::{Array, Value, with_numbers};
+use super::array::{Array, Value, with_floats, with_numbers};
 use super::number::Number;
 use super::view::around;
 use crate::{memory, stop};
 use kiln_ir::ScanKind;
-use kiln_ir::math::Num;
+use kiln_ir::math::{Float, Num};
 
 /// The elements of a running reduction.
 pub fn scan(kind: ScanKind, axis: usize, reverse: bool, ins: &[&Value]) -> Array {
     let lines = Lines { extents: around(&ins[0].shape, axis), reverse };
-    with_numbers!(&ins[0].data, x => match kind {
-        ScanKind::Sum => sum(&lines, x).into(),
-        ScanKind::Prod => prod(&lines, x).into(),
-        ScanKind::Linear => linear(&lines, x, ins[1].data.typed()).into(),
-    })
+    let x = &ins[0].data;
+    match kind {
+        ScanKind::Sum => with_numbers!(x, x => sum(&lines, x).into()),
+        ScanKind::Prod => with_numbers!(x, x => prod(&lines, x).into()),
+        ScanKind::LogSumExp => with_floats!(x, x => log_sum_exp(&lines, x).into()),
+        ScanKind::Linear => with_numbers!(x, x => linear(&lines, x, ins[1].data.typed()).into()),
+    }
 }
 
 fn sum<T: Number>(lines: &Lines, x: &[T]) -> Vec<T> {
@@ -23,6 +25,14 @@ fn sum<T: Number>(lines: &Lines, x: &[T]) -> Vec<T> {
 
 fn prod<T: Number>(lines: &Lines, x: &[T]) -> Vec<T> {
     lines.run(x.len(), T::Wide::ONE, |s: T::Wide, at| s.mul(x[at].widen()))
+}
+
+/// From the larger of the two, so that nothing overflows; an infinite one is the sum.
+fn log_sum_exp<T: Number<Wide: Float<Truth = bool>>>(lines: &Lines, x: &[T]) -> Vec<T> {
+    lines.run(x.len(), T::Wide::of(f64::NEG_INFINITY), |s: T::Wide, at| {
+        let (low, high) = (s.minimum(x[at].widen()), s.maximum(x[at].widen()));
+        if high.inf() { high } else { high.add(low.sub(high).exp().ln_1p()) }
+    })
 }
 
 fn linear<T: Number>(lines: &Lines, a: &[T], b: &[T]) -> Vec<T> {

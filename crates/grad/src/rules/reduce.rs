@@ -78,6 +78,13 @@ pub(super) fn scan<'a>(
     match (kind, i) {
         (ScanKind::Sum, _) => g.apply(Op::Scan { kind, axis: axis as u8, reverse: !reverse }),
         (ScanKind::Prod, _) => collected() * before(1.0),
+        (ScanKind::LogSumExp, _) => {
+            // The same from exponentials of differences, none of which is above 1: y does not fall along the axis.
+            let (a, y) = (wide(a), wide(rule.outs[0]));
+            let carried = (y - neighbour(y, axis, !reverse, f64::INFINITY)).exp();
+            let op = Op::Scan { kind: ScanKind::Linear, axis: axis as u8, reverse: !reverse };
+            (carried.apply2(op, wide(g)) * (a - y).exp()).cast(g.dtype())
+        }
         (ScanKind::Linear, 0) => collected() * before(0.0),
         (ScanKind::Linear, _) => collected(),
     }

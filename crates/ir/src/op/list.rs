@@ -45,6 +45,8 @@ pub enum ScanKind {
     Sum,
     /// Running product.
     Prod,
+    /// The logarithm of the running sum of exponentials.
+    LogSumExp,
     /// (a, b): `s[i] = a[i] * s[i - 1] + b[i]`, starting from `s = 0`.
     Linear,
 }
@@ -234,6 +236,7 @@ structured! {
     Scan {
         "cumsum"         [Op::Scan { kind: ScanKind::Sum, axis, reverse }]                              Num   (axis: axis, reverse: flag) 1..=1 => 1;
         "cumprod"        [Op::Scan { kind: ScanKind::Prod, axis, reverse }]                             Num   (axis: axis, reverse: flag) 1..=1 => 1;
+        "logcumsumexp"   [Op::Scan { kind: ScanKind::LogSumExp, axis, reverse }]                        Float (axis: axis, reverse: flag) 1..=1 => 1;
         "linear_scan"    [Op::Scan { kind: ScanKind::Linear, axis, reverse }]                           Num   (axis: axis, reverse: flag) 2..=2 => 1;
     }
     Dot {

@@ -103,6 +103,21 @@ impl Tensor {
         let _method = method("cumprod");
         scan(ScanKind::Prod, "cumprod", self, axis)
     }
+
+    /// `log(sum(exp(x)))` of each element and all before it along an axis, without overflow. Integers and bool become f32.
+    ///
+    /// ```
+    /// # use kiln_tensor::{Device, Tensor};
+    /// let x = Tensor::from_vec(vec![0.0f32, -200.0, 1000.0], [3], &Device::cpu()).requires_grad();
+    /// let y = x.logcumsumexp(0);
+    /// assert_eq!(y.to_vec::<f32>().unwrap(), [0.0, 0.0, 1000.0]);
+    /// assert_eq!(y.sum(()).backward().get(&x).unwrap().to_vec::<f32>().unwrap(), [2.0, 0.0, 1.0]);
+    /// ```
+    #[track_caller]
+    pub fn logcumsumexp(&self, axis: isize) -> Tensor {
+        let _method = method("logcumsumexp");
+        scan(ScanKind::LogSumExp, "logcumsumexp", self, axis)
+    }
 }
 
 #[track_caller]
@@ -117,5 +132,10 @@ fn arg(kind: ReduceKind, name: &str, x: &Tensor, axes: &Axes, keep: bool) -> Ten
 #[track_caller]
 fn scan(kind: ScanKind, name: &str, x: &Tensor, axis: isize) -> Tensor {
     let axis = x.any_axis(name, axis) as u8;
-    Tensor::one(Op::Scan { kind, axis, reverse: false }, &[&summable(x).lifted()]).reshape(x.shape())
+    let wide = match kind {
+        ScanKind::Sum | ScanKind::Prod => summable(x),
+        ScanKind::LogSumExp if !x.dtype().unpacked().is_float() => x.to_dtype(DType::F32),
+        ScanKind::LogSumExp | ScanKind::Linear => x.clone(),
+    };
+    Tensor::one(Op::Scan { kind, axis, reverse: false }, &[&wide.lifted()]).reshape(x.shape())
 }
