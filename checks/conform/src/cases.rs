@@ -18,7 +18,7 @@ pub fn parse(line: &str, dtype: DType) -> (Op, Vec<Meta>) {
 }
 
 /// The cases of a class; a class that is new in the IR does not compile here.
-pub fn lines(class: Class) -> &'static [&'static str] {
+pub const fn lines(class: Class) -> &'static [&'static str] {
     match class {
         Class::Select => SELECT,
         Class::Cast => CAST,
@@ -36,6 +36,40 @@ pub fn lines(class: Class) -> &'static [&'static str] {
         Class::Full | Class::Iota | Class::Random | Class::Guard => &[],
         Class::Unary | Class::Binary | Class::Custom => &[],
     }
+}
+
+// Nor does an operation without a case, where its class has some.
+const _: () = {
+    let mut class = 0;
+    while class < Class::ALL.len() {
+        let (names, lines) = (Class::ALL[class].names(), lines(Class::ALL[class]));
+        let mut name = 0;
+        while name < names.len() && !lines.is_empty() {
+            if !starts_one(names[name].as_bytes(), lines) {
+                panic!("{}", names[name]);
+            }
+            name += 1;
+        }
+        class += 1;
+    }
+};
+
+/// Whether a line begins with this word.
+const fn starts_one(word: &[u8], lines: &[&str]) -> bool {
+    let mut at = 0;
+    while at < lines.len() {
+        if let Some((start, [b' ', ..])) = lines[at].as_bytes().split_at_checked(word.len()) {
+            let mut same = 0;
+            while same < word.len() && start[same] == word[same] {
+                same += 1;
+            }
+            if same == word.len() {
+                return true;
+            }
+        }
+        at += 1;
+    }
+    false
 }
 
 /// The cases of all classes.
