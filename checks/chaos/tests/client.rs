@@ -4,9 +4,9 @@ use kiln::prelude::*;
 use kiln_chaos::program::handle;
 use kiln_chaos::{Options, Proxy, Serving, open};
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, DeviceInfo, Driver, Memory, Pending, Place};
+use kiln_device::{Batch, Bytes, Control, Data, Decorator, DeviceInfo, Driver, Observe, Pending, Place};
 use kiln_ir::text::parse_op;
-use kiln_ir::{DType, Id, Item, Meta, Node, Op};
+use kiln_ir::{DType, Id, Item, Meta, Node};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
@@ -305,24 +305,20 @@ impl Odd {
     }
 }
 
-impl Driver for Odd {
+impl Decorator for Odd {
+    fn inner(&self) -> &dyn Driver {
+        &self.inner
+    }
+
     fn info(&self) -> DeviceInfo {
-        let mut info = self.inner.info();
-        if self.way == Oddity::Numerics {
-            info.numerics = "odd-1".into();
+        let info = self.inner.info();
+        match self.way {
+            Oddity::Numerics => DeviceInfo { numerics: "odd-1".into(), ..info },
+            Oddity::Bits | Oddity::Shape => info,
         }
-        info
     }
 
-    fn submit(&self, batch: Batch) {
-        self.inner.submit(batch);
-    }
-
-    fn write(&self, id: Id, data: Data, place: Place) {
-        self.inner.write(id, data, place);
-    }
-
-    fn read(&self, id: Id) -> Pending<Data> {
+    fn read(&self, id: Id, _: Option<Meta>) -> Pending<Data> {
         Pending::ready(self.inner.read(id).wait().map(|data| match self.way {
             Oddity::Bits => {
                 let mut bytes = data.bytes.to_vec();
@@ -332,26 +328,6 @@ impl Driver for Odd {
             Oddity::Shape => Data::new(Meta::new(DType::U8, [data.bytes.len()]), data.bytes),
             Oddity::Numerics => data,
         }))
-    }
-
-    fn sync(&self) -> Pending<()> {
-        self.inner.sync()
-    }
-
-    fn supports(&self, op: &Op, ins: &[Meta]) -> bool {
-        self.inner.supports(op, ins)
-    }
-
-    fn memory(&self) -> Memory {
-        self.inner.memory()
-    }
-
-    fn cleanup(&self) {
-        self.inner.cleanup();
-    }
-
-    fn limit(&self, bytes: Option<usize>) {
-        self.inner.limit(bytes);
     }
 }
 

@@ -8,7 +8,7 @@ use kiln::prelude::*;
 use kiln_chaos::program::handle;
 use kiln_chaos::{At, Options, Proxy, Serving, Way, What, open};
 use kiln_cpu::Cpu;
-use kiln_device::{Driver as _, Trace};
+use kiln_device::{Control as _, Driver as _, Observe as _, Trace};
 use kiln_remote::Remote;
 use kiln_remote::protocol::message::kind;
 use kiln_remote::server::session::Quota;
@@ -37,7 +37,7 @@ fn what_it_can_do_is_what_the_servers_device_can() {
     assert_eq!((there.count, here.count), (1, kiln_cpu::CPUS as usize));
     let reference = connect(&server, "/reference").info();
     assert_eq!((reference.name.as_str(), reference.count), ("remote<reference>", 1));
-    assert_eq!((there.numerics.as_str(), there.threads), (here.numerics.as_str(), here.threads));
+    assert_eq!((there.numerics.as_str(), there.threads()), (here.numerics.as_str(), here.threads()));
     for dtype in DType::ALL {
         assert_eq!(there.usage(dtype), here.usage(dtype), "{dtype}");
     }

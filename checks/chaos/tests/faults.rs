@@ -3,6 +3,7 @@
 use kiln_chaos::program::{self, stream, train};
 use kiln_chaos::{At, Options, Proxy, Random, Serving, Way, What, open};
 use kiln_cpu::Cpu;
+use kiln_device::Observe;
 use kiln_remote::Remote;
 use kiln_remote::protocol::message::kind;
 use std::io::{Read, Write};

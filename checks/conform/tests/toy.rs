@@ -2,7 +2,7 @@
 
 use kiln_conform::suite::{Options, Problem, check, check_with};
 use kiln_cpu::reference::{self, EvalError, Value};
-use kiln_device::{Batch, Bytes, Data, DeviceInfo, Driver, Error, Memory, Pending, Place, Usage};
+use kiln_device::{Batch, Bytes, Data, DeviceInfo, Driver, Error, Memory, Pending, Place};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, Unary};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -69,8 +69,7 @@ impl Toy {
 
 impl Driver for Toy {
     fn info(&self) -> DeviceInfo {
-        let usage = DType::ALL.map(|d| (d, Usage::STORAGE.and(Usage::ARITHMETIC))).to_vec();
-        DeviceInfo { name: "toy".into(), count: 1, usage, numerics: "toy-1".into(), threads: 1 }
+        DeviceInfo::new("toy", "toy-1")
     }
 
     fn submit(&self, batch: Batch) {
@@ -110,10 +109,6 @@ impl Driver for Toy {
     fn memory(&self) -> Memory {
         Memory { values: self.table.lock().unwrap().len(), ..Memory::default() }
     }
-
-    fn cleanup(&self) {}
-
-    fn limit(&self, _: Option<usize>) {}
 }
 
 #[test]

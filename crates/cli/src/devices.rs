@@ -37,17 +37,20 @@ pub fn run(args: Args) -> Result<ExitCode, Box<dyn Error>> {
                 "{}",
                 serde_json::json!({
                     "address": device.address(), "id": device.id().0, "name": info.name, "count": info.count,
-                    "threads": info.threads, "numerics": info.numerics, "dtypes": dtypes, "limit": memory.limit,
+                    "threads": info.threads(), "numerics": info.numerics, "dtypes": dtypes, "limit": memory.limit,
                 })
             );
             continue;
         }
         println!(
-            "{:<12} {} · {} of this kind · {} threads · numerics {}",
+            "{:<12} {} · {} of this kind · {} · numerics {}",
             device.address(),
             info.name,
             info.count,
-            info.threads,
+            match info.threads() {
+                Some(threads) => format!("{threads} threads"),
+                None => "accelerator".into(),
+            },
             info.numerics
         );
         for dtype in DType::ALL {

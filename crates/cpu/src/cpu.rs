@@ -8,7 +8,7 @@ use crate::{
     convolution, elementwise, fused, guard, indexed, interpreter, memory, movement, pool, pooling, product,
     reduction,
 };
-use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, UploadBuffer, Usage};
+use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Processor, UploadBuffer, Usage};
 use kiln_fuse::Fuser;
 use kiln_host::{Arg, HostDevice, Kernels};
 use kiln_ir::{DType, GatherKind, Meta, Op, Shape, custom, infer};
@@ -74,18 +74,17 @@ impl Kernels for CpuKernels {
     type Value = View;
 
     fn info(&self) -> DeviceInfo {
-        let both = Usage::STORAGE.and(Usage::ARITHMETIC);
-        let usage = DType::ALL.map(|d| match d {
-            DType::F32 | DType::F64 => (d, both.and(Usage::ACCELERATED)),
-            DType::Q8 | DType::Q4 => (d, Usage::STORAGE),
-            _ => (d, both),
+        let info = DeviceInfo::new("cpu", crate::NUMERICS);
+        let usage = info.usage.iter().map(|&(d, usage)| match d {
+            DType::F32 | DType::F64 => (d, usage.and(Usage::ACCELERATED)),
+            _ => (d, usage),
         });
         DeviceInfo {
-            name: "cpu".into(),
             count: CPUS as usize,
-            usage: usage.to_vec(),
-            numerics: crate::NUMERICS.into(),
-            threads: pool::threads(),
+            usage: usage.collect(),
+            processor: Processor::Cores { threads: pool::threads() },
+            places_outputs: true,
+            ..info
         }
     }
 
@@ -117,10 +116,6 @@ impl Kernels for CpuKernels {
 
     fn meta(&self, x: &View) -> Meta {
         x.meta()
-    }
-
-    fn places_outputs(&self) -> bool {
-        true
     }
 
     fn fusers(&self) -> Vec<Box<dyn Fuser<View>>> {

@@ -3,9 +3,9 @@
 use crate::arena::{Arena, Reserved};
 use crate::memory;
 use crate::reference::{self, EvalError, Value};
-use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place, Usage};
+use kiln_device::{Bytes, Data, DeviceInfo, Error, Memory, Place};
 use kiln_host::{Arg, HostDevice, Kernels};
-use kiln_ir::{DType, Meta, Op};
+use kiln_ir::{Meta, Op};
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -44,17 +44,7 @@ impl Kernels for Interpreter {
     type Value = Counted;
 
     fn info(&self) -> DeviceInfo {
-        let usage = DType::ALL.map(|d| {
-            let arithmetic = if d.is_quantised() { Usage::NONE } else { Usage::ARITHMETIC };
-            (d, Usage::STORAGE.and(arithmetic))
-        });
-        DeviceInfo {
-            name: "reference".into(),
-            count: 1,
-            usage: usage.to_vec(),
-            numerics: crate::NUMERICS.into(),
-            threads: 1,
-        }
+        DeviceInfo::new("reference", crate::NUMERICS)
     }
 
     fn upload(&self, data: &Data, _: Place) -> Result<Counted, Error> {

@@ -3,7 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use kiln_cpu::{Cpu, Reference};
-use kiln_device::{Batch, Bytes, Data, Driver, Error, Place};
+use kiln_device::{Batch, Bytes, Control, Data, Driver, Error, Place};
 use kiln_ir::{DType, Id, Item, Meta, text};
 use std::sync::Arc;
 use std::time::Duration;

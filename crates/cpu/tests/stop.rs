@@ -1,13 +1,13 @@
 //! A device that is stopped leaves what it computes, however long that would take.
 
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Driver, Error, Urgency};
+use kiln_device::{Batch, Control, Driver, Error, Urgency};
 use kiln_ir::{Id, Item, text};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Has a device compute a program of hours, stops it, and gives how long the answer took from then on.
-fn stopped(device: impl Driver, program: &str) -> Duration {
+fn stopped(device: impl Driver + Control, program: &str) -> Duration {
     let device = Arc::new(device);
     let items = text::parse(program).unwrap().items;
     let run = |item: &Item| if let Item::Run(node) = item { Some(node.outs[0]) } else { None };

@@ -2,7 +2,15 @@
 
 use kiln_ir::DType;
 
-/// What a device is and can do.
+/// What a device is and can do. Where it computes and what it takes part in stay as they are for as long as it lives.
+///
+/// A device of one's own names what it is and takes the rest from [`DeviceInfo::new`]:
+///
+/// ```
+/// # use kiln_device::{DeviceInfo, Processor};
+/// let info = DeviceInfo { processor: Processor::Accelerator, ..DeviceInfo::new("npu", "npu-1") };
+/// assert!(!info.uses_host_cores() && info.threads().is_none());
+/// ```
 #[derive(Clone, PartialEq, Debug)]
 pub struct DeviceInfo {
     /// Its kind, with what is around it: `profile<remote<fusion<cpu>>>`.
@@ -13,24 +21,86 @@ pub struct DeviceInfo {
     pub usage: Vec<(DType, Usage)>,
     /// Names everything that decides the bits of a result; equal names, equal bits.
     pub numerics: String,
-    /// Threads that compute.
-    pub threads: usize,
+    /// Where it computes; a decorator says where the device below it does.
+    pub locality: Locality,
+    /// What computes there.
+    pub processor: Processor,
+    /// It computes beside the program, not when somebody waits: then [`Observe::is_idle`](crate::Observe::is_idle) says
+    /// when it has nothing to do.
+    pub asynchronous: bool,
+    /// It executes every operation itself, so that [`Driver::supports`](crate::Driver::supports) need not be asked.
+    pub supports_all: bool,
+    /// It computes values in memory that is chosen for them, see
+    /// [`Placing::place_output`](crate::Placing::place_output).
+    pub places_outputs: bool,
+    /// The network in which it can fetch values from every other device ([`Peer::fetch`](crate::Peer::fetch)), if it is in
+    /// one.
+    pub peers: Option<&'static str>,
 }
 
 impl DeviceInfo {
+    /// A device of this name and numerics as most begin: the only one of its kind, computing with all dtypes but packed
+    /// ones, in this process, on one core, when somebody waits, and with no more to it.
+    pub fn new(name: &str, numerics: &str) -> DeviceInfo {
+        let both = Usage::STORAGE.and(Usage::ARITHMETIC);
+        let usage = |d: DType| (d, if d.is_quantised() { Usage::STORAGE } else { both });
+        DeviceInfo {
+            name: name.into(),
+            count: 1,
+            usage: DType::ALL.map(usage).to_vec(),
+            numerics: numerics.into(),
+            locality: Locality::Process,
+            processor: Processor::Cores { threads: 1 },
+            asynchronous: false,
+            supports_all: false,
+            places_outputs: false,
+            peers: None,
+        }
+    }
+
     /// What it can do with `dtype`.
     pub fn usage(&self, dtype: DType) -> Usage {
         self.usage.iter().find(|(d, _)| *d == dtype).map_or(Usage::NONE, |(_, u)| *u)
+    }
+
+    /// Whether it computes on a server.
+    pub fn is_remote(&self) -> bool {
+        matches!(self.locality, Locality::Server(_))
+    }
+
+    /// Whether it computes on the cores that the program runs on.
+    pub fn uses_host_cores(&self) -> bool {
+        matches!((&self.locality, &self.processor), (Locality::Process, Processor::Cores { .. }))
+    }
+
+    /// How many threads compute, of a device that computes on cores.
+    pub fn threads(&self) -> Option<usize> {
+        match self.processor {
+            Processor::Cores { threads } => Some(threads),
+            Processor::Accelerator => None,
+        }
     }
 }
 
 /// Where a device computes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Locality {
-    /// In this process, in memory that it can lend.
+    /// In this process.
     Process,
     /// On a server, named by its address.
     Server(String),
+}
+
+/// What a device computes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Processor {
+    /// The cores of the host where it is, in that host's memory.
+    Cores {
+        /// Threads that compute.
+        threads: usize,
+    },
+    /// Hardware beside them.
+    Accelerator,
 }
 
 /// What a device can do with a dtype, as a set.

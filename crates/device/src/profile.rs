@@ -3,7 +3,9 @@
 //! its operations do not overlap; or it has the device note what it runs, on its own clock ([`Profile::there`]): then
 //! nothing runs differently, and fused groups are seen as what they are.
 
-use crate::{Batch, Data, DeviceInfo, Driver, Error, Keep, Pending, Place, Span, Spans, Urgency, pending};
+use crate::{
+    Batch, Data, Decorator, DeviceInfo, Driver, Error, Fetch, Pending, Place, Span, Spans, Urgency, pending,
+};
 use kiln_ir::{Id, Item, Meta, infer};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -329,7 +331,11 @@ impl Clock {
     }
 }
 
-impl Driver for Profile {
+impl Decorator for Profile {
+    fn inner(&self) -> &dyn Driver {
+        &*self.inner
+    }
+
     fn info(&self) -> DeviceInfo {
         let info = self.inner.info();
         DeviceInfo { name: format!("profile<{}>", info.name), ..info }
@@ -376,13 +382,17 @@ impl Driver for Profile {
         self.note("write".into(), String::new(), from, bytes);
     }
 
-    fn read(&self, id: Id) -> Pending<Data> {
-        self.after("read", self.inner.read(id))
+    fn read(&self, id: Id, known: Option<Meta>) -> Pending<Data> {
+        let read = match known {
+            Some(meta) => self.inner.read_as(id, meta),
+            None => self.inner.read(id),
+        };
+        self.after("read", read)
     }
 
-    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Driver, from: Id, keep: Keep) -> bool {
-        let begun = Instant::now();
-        let fetched = self.inner.fetch(id, meta, place, source, from, keep);
+    fn fetch(&self, fetch: Fetch<'_>) -> bool {
+        let (begun, id, meta) = (Instant::now(), fetch.id, fetch.meta);
+        let fetched = self.inner.fetch(fetch);
         if fetched && self.there {
             self.handed_over(1);
         } else if fetched {
@@ -395,8 +405,6 @@ impl Driver for Profile {
     fn sync(&self) -> Pending<()> {
         self.after("sync", self.inner.sync())
     }
-
-    crate::decorate::handed_on!();
 
     fn flush(&self) -> Result<(), Error> {
         self.settle();

@@ -5,7 +5,9 @@
 //! that was truncated, or whose bytes changed, is recognised before anything is executed. Reads are kept as digests of what they gave: a replay
 //! gives equal results or says which read differs.
 
-use crate::{Batch, Bytes, Data, DeviceInfo, Driver, Error, Pending, Place, Urgency, pending};
+use crate::{
+    Batch, Bytes, Data, Decorator, DeviceInfo, Driver, Error, Fetch, Pending, Place, Urgency, pending,
+};
 use kiln_ir::wire::{Reader, Table, WireError, Writer};
 use kiln_ir::{DType, Id, Item, Meta, Scope, VerifyError};
 use sha2::{Digest, Sha256};
@@ -147,10 +149,14 @@ fn without_nan_payloads(data: &Data) -> std::borrow::Cow<'_, [u8]> {
     bytes.into()
 }
 
-impl Driver for Record {
+impl Decorator for Record {
+    fn inner(&self) -> &dyn Driver {
+        &*self.inner
+    }
+
     fn info(&self) -> DeviceInfo {
         let info = self.inner.info();
-        DeviceInfo { name: format!("record<{}>", info.name), ..info }
+        DeviceInfo { name: format!("record<{}>", info.name), peers: None, ..info }
     }
 
     fn submit(&self, batch: Batch) {
@@ -171,7 +177,7 @@ impl Driver for Record {
         self.inner.write(id, data, place);
     }
 
-    fn read(&self, id: Id) -> Pending<Data> {
+    fn read(&self, id: Id, known: Option<Meta>) -> Pending<Data> {
         let number = {
             let mut state = self.tape.state.lock().unwrap_or_else(|e| e.into_inner());
             let mut w = frame(READ);
@@ -181,7 +187,11 @@ impl Driver for Record {
             state.reads - 1
         };
         let tape = self.tape.clone();
-        self.inner.read(id).then(move |answer| {
+        let read = match known {
+            Some(meta) => self.inner.read_as(id, meta),
+            None => self.inner.read(id),
+        };
+        read.then(move |answer| {
             let mut w = frame(ANSWER);
             w.int(number);
             w.bytes.extend_from_slice(&digest(answer));
@@ -194,7 +204,10 @@ impl Driver for Record {
         self.inner.sync()
     }
 
-    crate::decorate::handed_on!();
+    /// A value that comes from elsewhere would be missing in the file.
+    fn fetch(&self, _: Fetch<'_>) -> bool {
+        false
+    }
 
     fn flush(&self) -> Result<(), Error> {
         let mut state = self.tape.state.lock().unwrap_or_else(|e| e.into_inner());
@@ -208,7 +221,7 @@ impl Driver for Record {
 
 impl Drop for Record {
     fn drop(&mut self) {
-        let _ = self.flush();
+        let _ = Decorator::flush(self);
     }
 }
 

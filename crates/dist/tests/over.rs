@@ -1,9 +1,8 @@
 //! Copies of a model on several devices of one program: which way gradients go, with a thread for all or one for each, and
 //! that every worker fares alike whatever goes wrong.
 
-use kiln_device::{Batch, Data, DeviceInfo, Error as DeviceError, Locality, Memory, Pending, Place};
+use kiln_device::{Decorator, DeviceInfo, Driver, Locality};
 use kiln_dist::{Error, GradientSync, Round, Route, SyncConfig, Unused};
-use kiln_ir::{Id, Meta, Op};
 use kiln_nn::{Adam, Linear, Module, NonFinite, Sgd};
 use kiln_tensor::{Device, Tensor, seed};
 use std::sync::Arc;
@@ -13,39 +12,12 @@ use std::time::Duration;
 /// A CPU that says it is on a server.
 struct Elsewhere(kiln_cpu::Cpu);
 
-impl kiln_device::Driver for Elsewhere {
+impl Decorator for Elsewhere {
+    fn inner(&self) -> &dyn Driver {
+        &self.0
+    }
     fn info(&self) -> DeviceInfo {
-        self.0.info()
-    }
-    fn locality(&self) -> Locality {
-        Locality::Server("elsewhere".into())
-    }
-    fn submit(&self, batch: Batch) {
-        self.0.submit(batch);
-    }
-    fn write(&self, id: Id, data: Data, place: Place) {
-        self.0.write(id, data, place);
-    }
-    fn read(&self, id: Id) -> Pending<Data> {
-        self.0.read(id)
-    }
-    fn sync(&self) -> Pending<()> {
-        self.0.sync()
-    }
-    fn supports(&self, op: &Op, ins: &[Meta]) -> bool {
-        self.0.supports(op, ins)
-    }
-    fn memory(&self) -> Memory {
-        self.0.memory()
-    }
-    fn cleanup(&self) {
-        self.0.cleanup();
-    }
-    fn failures(&self) -> Vec<DeviceError> {
-        self.0.failures()
-    }
-    fn limit(&self, bytes: Option<usize>) {
-        self.0.limit(bytes);
+        DeviceInfo { locality: Locality::Server("elsewhere".into()), places_outputs: false, ..self.0.info() }
     }
 }
 

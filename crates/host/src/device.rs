@@ -9,8 +9,8 @@ use crate::lowering;
 use crate::queue::Queue;
 use crate::stop::{self, Stopped};
 use kiln_device::{
-    Batch, Bytes, Data, DeviceInfo, Driver, Error, Help, Memory, Origin, OutputMemory, Pending, Place,
-    Promise, Spans, Trace, UploadBuffer, Urgency, pending,
+    Batch, Bytes, Control, Data, DeviceInfo, Driver, Error, Help, Memory, Observe, Origin, OutputMemory,
+    Pending, Place, Placing, Promise, Spans, Trace, UploadBuffer, Urgency, pending,
 };
 use kiln_fuse::{Engine, Fuser, Handles, Limits, Observer, Stats, WindowContext};
 use kiln_ir::{DType, Id, Item, Meta, Node, Op, OpError, Scalar, Shape};
@@ -55,10 +55,6 @@ pub trait Kernels: Send + Sync + 'static {
     /// Memory that [`Kernels::upload`] takes over.
     fn upload_buffer(&self, _len: usize, _place: Place) -> Option<Box<dyn UploadBuffer>> {
         None
-    }
-    /// Whether [`Driver::place_output`] is followed.
-    fn places_outputs(&self) -> bool {
-        false
     }
     /// What can run several nodes as one.
     fn fusers(&self) -> Vec<Box<dyn Fuser<Self::Value>>> {
@@ -105,6 +101,8 @@ struct Shared<K: Kernels> {
     queue: Queue<Task, Executor<K::Value>>,
     values: AtomicUsize,
     stopped: AtomicBool,
+    /// Values are computed in memory that is chosen for them.
+    places_outputs: bool,
     /// What failed since it was last asked for.
     failures: Mutex<Vec<Error>>,
     /// Starts the background thread at its first use.
@@ -150,6 +148,7 @@ impl<K: Kernels> HostDevice<K> {
         let fusers = if fusing() { kernels.fusers() } else { Vec::new() };
         let fuses = AtomicBool::new(!fusers.is_empty());
         let engine = Engine::new(fusers, Limits::default());
+        let places_outputs = kernels.info().places_outputs;
         let shared = Arc::new_cyclic(|this| Shared {
             kernels,
             queue: Queue::new(Executor {
@@ -159,6 +158,7 @@ impl<K: Kernels> HostDevice<K> {
             }),
             values: AtomicUsize::new(0),
             stopped: AtomicBool::new(false),
+            places_outputs,
             failures: Mutex::default(),
             background: OnceLock::new(),
             fuses,
@@ -209,24 +209,11 @@ impl<K: Kernels> Drop for HostDevice<K> {
 
 impl<K: Kernels> Driver for HostDevice<K> {
     fn info(&self) -> DeviceInfo {
-        let info = self.shared.kernels.info();
+        let info = DeviceInfo { supports_all: true, ..self.shared.kernels.info() };
         match self.shared.fuses.load(Ordering::Relaxed) {
             true => DeviceInfo { name: format!("fusion<{}>", info.name), ..info },
             false => info,
         }
-    }
-
-    fn any(&self) -> Option<&dyn Any> {
-        Some(self)
-    }
-
-    fn trace(&self, on: bool) -> Result<(), Error> {
-        self.shared.trace.set(on);
-        Ok(())
-    }
-
-    fn spans(&self, most: usize) -> Pending<Spans> {
-        Pending::ready(Ok(self.shared.trace.take(most)))
     }
 
     fn submit(&self, batch: Batch) {
@@ -253,40 +240,28 @@ impl<K: Kernels> Driver for HostDevice<K> {
         self.ask(Task::Sync)
     }
 
-    fn place_output(&self, id: Id, memory: OutputMemory) {
-        if self.places_outputs() {
-            self.shared.queue.push(Task::PlaceOutput(id, memory), 0);
-        }
-    }
-
-    fn places_outputs(&self) -> bool {
-        self.shared.kernels.places_outputs()
-    }
-
-    fn supports(&self, _: &Op, _: &[Meta]) -> bool {
-        true
-    }
-
-    fn supports_all(&self) -> bool {
-        true
-    }
-
     fn memory(&self) -> Memory {
         Memory { values: self.shared.values.load(Ordering::Relaxed), ..self.shared.kernels.memory() }
     }
 
-    fn cleanup(&self) {
-        self.shared.kernels.cleanup();
+    fn placing(&self) -> Option<&dyn Placing> {
+        Some(self)
     }
 
-    fn failures(&self) -> Vec<Error> {
-        std::mem::take(&mut *self.shared.failures.lock().unwrap_or_else(|e| e.into_inner()))
+    fn observe(&self) -> Option<&dyn Observe> {
+        Some(self)
     }
 
-    fn limit(&self, bytes: Option<usize>) {
-        self.shared.kernels.limit(bytes);
+    fn control(&self) -> Option<&dyn Control> {
+        Some(self)
     }
 
+    fn any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
+
+impl<K: Kernels> Placing for HostDevice<K> {
     fn stage(&self, data: Vec<Data>) -> Vec<Data> {
         self.shared.kernels.stage(data)
     }
@@ -295,8 +270,57 @@ impl<K: Kernels> Driver for HostDevice<K> {
         self.shared.kernels.upload_buffer(len, place)
     }
 
+    fn place_output(&self, id: Id, memory: OutputMemory) {
+        if self.shared.places_outputs {
+            self.shared.queue.push(Task::PlaceOutput(id, memory), 0);
+        }
+    }
+}
+
+impl<K: Kernels> Observe for HostDevice<K> {
+    fn failures(&self) -> Vec<Error> {
+        std::mem::take(&mut *self.shared.failures.lock().unwrap_or_else(|e| e.into_inner()))
+    }
+
+    fn events(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn trace(&self, on: bool) -> Result<(), Error> {
+        self.shared.trace.set(on);
+        Ok(())
+    }
+
+    fn spans(&self, most: usize) -> Pending<Spans> {
+        Pending::ready(Ok(self.shared.trace.take(most)))
+    }
+
+    fn is_idle(&self) -> bool {
+        false
+    }
+}
+
+impl<K: Kernels> Control for HostDevice<K> {
+    fn limit(&self, bytes: Option<usize>) {
+        self.shared.kernels.limit(bytes);
+    }
+
+    fn cleanup(&self) {
+        self.shared.kernels.cleanup();
+    }
+
+    fn flush(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn close(&self) {}
+
     fn stop(&self) {
         self.shared.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn ended(&self) -> Option<Error> {
+        None
     }
 }
 

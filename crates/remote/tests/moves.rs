@@ -1,7 +1,7 @@
 //! Values that go from one server to another: bytes, order, failures, and who may fetch what.
 
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Driver, Host, Place, Urgency};
+use kiln_device::{Batch, Bytes, Control, Data, Driver, Fetch, Host, Observe, Peer, Place, Urgency};
 use kiln_ir::{DType, Id, Item, Meta, Node, text::parse_op};
 use kiln_remote::client::core::control;
 use kiln_remote::protocol::frame::Decoder;
@@ -108,7 +108,12 @@ fn value(meta: Meta, number: u64) -> Data {
 }
 
 fn fetch(to: &Remote, id: u64, meta: Meta, from: &Remote, source: u64) {
-    assert!(to.fetch(Id(id), meta, Place::Reuse, from, Id(source), Arc::new(())));
+    fetch_keeping(to, id, meta, from, source, Arc::new(()));
+}
+
+fn fetch_keeping(to: &Remote, id: u64, meta: Meta, source: &Remote, from: u64, keep: Arc<()>) {
+    let (id, from, place) = (Id(id), Id(from), Place::Reuse);
+    assert!(to.fetch(Fetch { id, meta, place, source, from, keep }));
 }
 
 fn same(device: &Remote, id: u64, want: &Data) {
@@ -304,7 +309,7 @@ fn a_lost_target_fetches_again() {
     let data = value(meta, 5);
     from.write(Id(1), data.clone(), Place::Reuse);
     let kept = Arc::new(());
-    assert!(to.fetch(Id(2), meta, Place::Reuse, &from, Id(1), kept.clone()));
+    fetch_keeping(&to, 2, meta, &from, 1, kept.clone());
     same(&to, 2, &data);
     assert_eq!(Arc::strong_count(&kept), 2, "the source holds the value for another time");
     let at = b.at;
@@ -351,7 +356,7 @@ fn a_move_without_recovery_holds_nothing_afterwards() {
     let meta = Meta::new(DType::U8, [1 << 20]);
     from.write(Id(1), value(meta, 5), Place::Reuse);
     let kept = Arc::new(());
-    assert!(to.fetch(Id(2), meta, Place::Reuse, &from, Id(1), kept.clone()));
+    fetch_keeping(&to, 2, meta, &from, 1, kept.clone());
     same(&to, 2, &value(meta, 5));
     until("the release of the source", || {
         to.sync().wait().unwrap();

@@ -6,7 +6,7 @@
 //! execute, so they bound what a user sees.
 
 use kiln_device::{Batch, Data, DeviceInfo, Driver, Memory, Pending, Place};
-use kiln_ir::{Id, Meta, Op};
+use kiln_ir::Id;
 use kiln_tensor::{Device, Tensor};
 use std::sync::Arc;
 use std::time::Instant;
@@ -18,7 +18,7 @@ struct Sink;
 
 impl Driver for Sink {
     fn info(&self) -> DeviceInfo {
-        DeviceInfo { name: "sink".into(), count: 1, usage: Vec::new(), numerics: "none".into(), threads: 0 }
+        DeviceInfo { supports_all: true, ..DeviceInfo::new("sink", "none") }
     }
     fn submit(&self, batch: Batch) {
         std::hint::black_box(&batch);
@@ -30,14 +30,9 @@ impl Driver for Sink {
     fn sync(&self) -> Pending<()> {
         Pending::ready(Ok(()))
     }
-    fn supports(&self, _: &Op, _: &[Meta]) -> bool {
-        true
-    }
     fn memory(&self) -> Memory {
         Memory::default()
     }
-    fn cleanup(&self) {}
-    fn limit(&self, _: Option<usize>) {}
 }
 
 fn main() {

@@ -24,10 +24,8 @@ struct Entry {
     address: String,
     driver: Arc<dyn kiln_device::Driver>,
     eager: AtomicBool,
-    /// It executes every operation itself.
-    runs_all: bool,
-    /// It computes beside the program, not when somebody waits.
-    asynchronous: bool,
+    /// What the driver said when it was opened, for what stays as it is.
+    info: DeviceInfo,
     /// Frees that found no lane to travel in; the next submission takes them along.
     orphans: Mutex<Vec<kiln_ir::Id>>,
     /// Failures that nobody was told of yet.
@@ -65,9 +63,8 @@ impl Devices {
         let eager = AtomicBool::new(kiln_env::EAGER.is_on());
         let before = self.find(&address).map(|device| device.id());
         let id = before.unwrap_or(DeviceId(self.all.len() as u32));
-        let (runs_all, orphans, news) = (driver.supports_all(), Mutex::default(), Mutex::default());
-        let asynchronous = driver.is_idle().is_some();
-        let entry = Entry { id, address, driver, eager, runs_all, asynchronous, orphans, news };
+        let (info, orphans, news) = (driver.info(), Mutex::default(), Mutex::default());
+        let entry = Entry { id, address, driver, eager, info, orphans, news };
         let device = Device(Arc::new(entry));
         match self.all.get_mut(id.0 as usize) {
             Some(ended) => *ended = device.clone(),
@@ -168,7 +165,7 @@ impl Device {
     /// The same device with every submission written to a file that `kiln replay` runs again.
     pub fn recorded(&self, path: impl AsRef<std::path::Path>) -> Result<Device, Error> {
         let driver = Record::new(self.0.driver.clone(), path)?;
-        Device::decorate(Arc::new(driver), &self.0.address)
+        Ok(Device::decorate("record", Arc::new(driver), &self.0.address))
     }
 
     /// The same device with every operation timed. A device on a server is not slowed down: the server notes what it
@@ -180,15 +177,13 @@ impl Device {
             true => Profile::there(driver, path)?,
             false => Profile::new(driver, path)?,
         });
-        Ok((Device::decorate(profile.clone(), &self.0.address)?, profile))
+        Ok((Device::decorate("profile", profile.clone(), &self.0.address), profile))
     }
 
-    fn decorate(driver: Arc<dyn kiln_device::Driver>, address: &str) -> Result<Device, Error> {
-        let kind = driver.info().name;
-        let kind = kind.split('<').next().unwrap_or("").to_string();
+    fn decorate(kind: &str, driver: Arc<dyn kiln_device::Driver>, address: &str) -> Device {
         let mut devices = devices();
         let address = format!("{kind}<{address}>#{}", devices.all.len());
-        Ok(devices.add(address, driver))
+        devices.add(address, driver)
     }
 
     /// The device with this id.
@@ -316,13 +311,28 @@ impl Device {
     }
 
     /// Where it computes.
-    pub fn locality(&self) -> Locality {
-        self.0.driver.locality()
+    pub fn locality(&self) -> &Locality {
+        &self.0.info.locality
     }
 
-    /// Whether it may have a short way to others of its kind.
-    pub(crate) fn is_remote(&self) -> bool {
-        matches!(self.locality(), Locality::Server(_))
+    /// Whether it computes on a server.
+    pub fn is_remote(&self) -> bool {
+        self.0.info.is_remote()
+    }
+
+    /// Whether it computes on the cores that this program runs on.
+    pub fn uses_host_cores(&self) -> bool {
+        self.0.info.uses_host_cores()
+    }
+
+    /// Whether it computes values in memory that is chosen for them, see [`Tensor::computed_in`](crate::Tensor::computed_in).
+    pub(crate) fn places_outputs(&self) -> bool {
+        self.0.info.places_outputs
+    }
+
+    /// Whether it may fetch values from the other one.
+    pub(crate) fn is_peer_of(&self, other: &Device) -> bool {
+        self.0.info.peers.is_some() && self.0.info.peers == other.0.info.peers
     }
 
     pub(crate) fn unread(&self) -> &Mutex<News> {
@@ -340,12 +350,12 @@ impl Device {
 
     /// Whether it executes every operation itself.
     pub(crate) fn runs_all(&self) -> bool {
-        self.0.runs_all
+        self.0.info.supports_all
     }
 
     /// Whether it computes beside the program.
     pub(crate) fn is_asynchronous(&self) -> bool {
-        self.0.asynchronous
+        self.0.info.asynchronous
     }
 
     pub(crate) fn orphans(&self) -> std::sync::MutexGuard<'_, Vec<kiln_ir::Id>> {

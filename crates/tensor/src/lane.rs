@@ -11,7 +11,7 @@
 
 use crate::value::{Value, draw};
 use crate::{Device, Tensor, idle, period};
-use kiln_device::{Batch, Origin, Place, Urgency};
+use kiln_device::{Batch, Fetch, Origin, Place, Urgency};
 use kiln_ir::{Id, Item, Meta, Node, Op};
 use smallvec::SmallVec;
 use std::cell::{Cell, RefCell};
@@ -370,7 +370,7 @@ impl Lane {
             state.watched = false;
             return None;
         }
-        if self.submitted() == seen && self.device.driver().is_idle() == Some(true) {
+        if self.submitted() == seen && self.device.driver().is_idle() {
             let end = state.next;
             self.seal_to(state, end, Urgency::Background);
         }
@@ -393,7 +393,7 @@ pub(crate) fn write(device: &Device, data: kiln_device::Data) -> Arc<Value> {
 
 /// Defines a value from one on another device, if the two have a way of their own.
 pub(crate) fn fetch(device: &Device, from: &Arc<Value>) -> Option<Arc<Value>> {
-    if !device.is_remote() || !from.device().is_remote() {
+    if !device.is_peer_of(from.device()) {
         return None;
     }
     seal_for(from);
@@ -402,8 +402,9 @@ pub(crate) fn fetch(device: &Device, from: &Arc<Value>) -> Option<Arc<Value>> {
             let mut state = lane.lock();
             (state.place, state.fresh(lane))
         };
-        let (meta, source) = (from.meta, from.device().driver());
-        let fetched = lane.device.driver().fetch(id, meta, place, &**source, from.id, from.clone());
+        let (meta, source) = (from.meta, &**from.device().driver());
+        let fetch = Fetch { id, meta, place, source, from: from.id, keep: from.clone() };
+        let fetched = lane.device.driver().fetch(fetch);
         fetched.then(|| Arc::new(Value::before(id, meta, lane)))
     })
 }

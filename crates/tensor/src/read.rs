@@ -36,12 +36,12 @@ impl Tensor {
     #[track_caller]
     pub fn computed_in(&self, memory: impl Fn() -> Option<Bytes> + Send + Sync + 'static) -> Tensor {
         let x = self.detach();
-        let driver = x.value.device().driver();
-        if !driver.places_outputs() {
+        let device = x.value.device();
+        if !device.places_outputs() {
             return x;
         }
         let placed = Tensor::one(Op::Cast(x.dtype()), &[&x]);
-        driver.place_output(placed.value.id, Arc::new(memory));
+        device.driver().place_output(placed.value.id, Arc::new(memory));
         placed
     }
 

@@ -1,7 +1,7 @@
 //! Differentiation: misuse, release, hooks, recomputation, higher derivatives, long chains.
 
-use kiln_device::{Batch, Data, DeviceInfo, Memory, Pending, Place};
-use kiln_ir::{Id, Item, Meta, Op};
+use kiln_device::{Batch, Decorator, Driver};
+use kiln_ir::{Item, Op};
 use kiln_tensor::{Device, Generator, Tensor, checkpoint, custom_grad, grad, no_grad, seed, with_generator};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -106,9 +106,9 @@ fn detach_and_no_grad_stop_the_flow() {
 /// A CPU that keeps the names of what it is asked to run.
 struct Spy(kiln_cpu::Cpu, Mutex<Vec<String>>);
 
-impl kiln_device::Driver for Spy {
-    fn info(&self) -> DeviceInfo {
-        self.0.info()
+impl Decorator for Spy {
+    fn inner(&self) -> &dyn Driver {
+        &self.0
     }
     fn submit(&self, batch: Batch) {
         let names = batch.items.iter().filter_map(|item| match item {
@@ -118,23 +118,6 @@ impl kiln_device::Driver for Spy {
         self.1.lock().unwrap().extend(names);
         self.0.submit(batch);
     }
-    fn write(&self, id: Id, data: Data, place: Place) {
-        self.0.write(id, data, place);
-    }
-    fn read(&self, id: Id) -> Pending<Data> {
-        self.0.read(id)
-    }
-    fn sync(&self) -> Pending<()> {
-        self.0.sync()
-    }
-    fn supports(&self, op: &Op, ins: &[Meta]) -> bool {
-        self.0.supports(op, ins)
-    }
-    fn memory(&self) -> Memory {
-        self.0.memory()
-    }
-    fn cleanup(&self) {}
-    fn limit(&self, _: Option<usize>) {}
 }
 
 fn spy(name: &str) -> (Device, Arc<Spy>) {

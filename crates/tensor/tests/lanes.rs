@@ -1,8 +1,7 @@
 //! Where lanes are sealed, and what a drop never does.
 
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Data, DeviceInfo, Error, Memory, Pending, Place};
-use kiln_ir::{Id, Meta, Op};
+use kiln_device::{Batch, Decorator, Driver};
 use kiln_tensor::{Device, Tensor};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
@@ -47,9 +46,9 @@ impl Gate {
     }
 }
 
-impl kiln_device::Driver for Gate {
-    fn info(&self) -> DeviceInfo {
-        self.inner.info()
+impl Decorator for Gate {
+    fn inner(&self) -> &dyn Driver {
+        &self.inner
     }
     fn submit(&self, batch: Batch) {
         let name = |item: &kiln_ir::Item| match item {
@@ -64,30 +63,6 @@ impl kiln_device::Driver for Gate {
             }
         }
         self.inner.submit(batch);
-    }
-    fn write(&self, id: Id, data: Data, place: Place) {
-        self.inner.write(id, data, place);
-    }
-    fn read(&self, id: Id) -> Pending<Data> {
-        self.inner.read(id)
-    }
-    fn sync(&self) -> Pending<()> {
-        self.inner.sync()
-    }
-    fn supports(&self, op: &Op, ins: &[Meta]) -> bool {
-        self.inner.supports(op, ins)
-    }
-    fn memory(&self) -> Memory {
-        self.inner.memory()
-    }
-    fn cleanup(&self) {
-        self.inner.cleanup();
-    }
-    fn failures(&self) -> Vec<Error> {
-        self.inner.failures()
-    }
-    fn limit(&self, bytes: Option<usize>) {
-        self.inner.limit(bytes);
     }
 }
 

@@ -112,28 +112,11 @@ fn a_replay_that_differs_says_which_read() {
     device.flush().unwrap();
     // A device without this value: the second read fails instead.
     struct Deaf(kiln_cpu::Reference);
-    impl kiln_device::Driver for Deaf {
-        fn info(&self) -> kiln_tensor::DeviceInfo {
-            self.0.info()
+    impl kiln_device::Decorator for Deaf {
+        fn inner(&self) -> &dyn kiln_device::Driver {
+            &self.0
         }
         fn submit(&self, _: kiln_device::Batch) {}
-        fn write(&self, id: kiln_ir::Id, data: kiln_tensor::Data, place: kiln_device::Place) {
-            self.0.write(id, data, place);
-        }
-        fn read(&self, id: kiln_ir::Id) -> kiln_tensor::Pending<kiln_tensor::Data> {
-            self.0.read(id)
-        }
-        fn sync(&self) -> kiln_tensor::Pending<()> {
-            self.0.sync()
-        }
-        fn supports(&self, _: &kiln_ir::Op, _: &[kiln_tensor::Meta]) -> bool {
-            true
-        }
-        fn memory(&self) -> kiln_tensor::Memory {
-            self.0.memory()
-        }
-        fn cleanup(&self) {}
-        fn limit(&self, _: Option<usize>) {}
     }
     let done = replay(&path, &Deaf(kiln_cpu::Reference::start())).unwrap();
     assert_eq!(done.differing, [1]);

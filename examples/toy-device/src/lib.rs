@@ -9,9 +9,9 @@ pub use chain::Chain;
 
 use kiln::Error;
 use kiln::device::reference::{self, Value};
-use kiln::device::{Batch, Bytes, Data, Driver, DeviceInfo, Memory, Pending, Place, Usage};
+use kiln::device::{Batch, Bytes, Data, Driver, DeviceInfo, Memory, Pending, Place};
 use kiln::fuse::{Engine, Handles, Limits, Stats};
-use kiln::ir::{DType, Id, Item, Meta, Node, Op};
+use kiln::ir::{Id, Item, Meta, Node, Op};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -56,8 +56,7 @@ impl Toy {
 
 impl Driver for Toy {
     fn info(&self) -> DeviceInfo {
-        let usage = DType::ALL.map(|d| (d, Usage::STORAGE.and(Usage::ARITHMETIC))).to_vec();
-        DeviceInfo { name: "toy".into(), count: 1, usage, numerics: "toy-1".into(), threads: 1 }
+        DeviceInfo::new("toy", "toy-1")
     }
 
     fn submit(&self, batch: Batch) {
@@ -101,10 +100,6 @@ impl Driver for Toy {
     fn memory(&self) -> Memory {
         Memory { values: self.state().values.table.len(), ..Memory::default() }
     }
-
-    fn cleanup(&self) {}
-
-    fn limit(&self, _: Option<usize>) {}
 }
 
 impl Values {
@@ -134,6 +129,11 @@ impl Handles<Value> for Values {
             Ok(outs) => self.table.extend(node.outs.iter().copied().zip(outs.into_iter().map(Ok))),
             Err(poison) => self.table.extend(node.outs.iter().map(|&id| (id, Err(poison.clone())))),
         }
+    }
+
+    fn fail(&mut self, _: usize, nodes: &[&Node], error: Error) {
+        let poison = Arc::new(error);
+        self.table.extend(nodes.iter().flat_map(|n| &n.outs).map(|&id| (id, Err(poison.clone()))));
     }
 
     fn free(&mut self, id: Id) {

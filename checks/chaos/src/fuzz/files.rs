@@ -2,7 +2,7 @@
 
 use kiln::nn::Checkpoint;
 use kiln_cpu::Cpu;
-use kiln_device::{Batch, Bytes, Data, Driver, Place, Record, replay};
+use kiln_device::{Batch, Bytes, Control, Data, Driver, Place, Record, replay};
 use kiln_ir::wire::Reader;
 use kiln_ir::{DType, Id, Item, text};
 use std::path::{Path, PathBuf};

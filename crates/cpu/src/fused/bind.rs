@@ -549,7 +549,7 @@ pub(super) fn zeros(program: &Program, nodes: &[&Node]) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::cpu::Cpu;
-    use kiln_device::{Batch, Bytes, Data, Driver, Error, Place, Urgency};
+    use kiln_device::{Batch, Bytes, Data, Driver, Error, Observe, Place, Urgency};
     use kiln_ir::{Id, text};
     use std::cell::Cell;
 

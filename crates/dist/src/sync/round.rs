@@ -7,7 +7,7 @@ use super::{Combine, GradientSync, Inner, State, Unused, Way};
 use crate::{Error, Partial};
 use kiln_group::{Call, Op, Pending, Promise, Reduce};
 use kiln_nn::{Module, Optimizer};
-use kiln_tensor::{Bytes, DType, Data, Device, Gradients, LeafGradient, Locality, Meta, Tensor, no_grad};
+use kiln_tensor::{Bytes, DType, Data, Device, Gradients, LeafGradient, Meta, Tensor, no_grad};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -145,7 +145,7 @@ impl Inner {
         let count = plan.entries.len();
         // Where one thread may drive several ranks, none waits for what another is yet to compute.
         let in_turn = !self.together
-            && device.locality() == Locality::Process
+            && device.uses_host_cores()
             && matches!(&self.way, Way::Ranks(group) if !group.overlaps());
         let mut work = Work {
             device,

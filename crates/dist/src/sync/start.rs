@@ -5,7 +5,7 @@ use super::{Config, GradientSync, Way};
 use crate::Error;
 use kiln_group::{Call, Group, Layout, Op, Pending};
 use kiln_nn::Module;
-use kiln_tensor::{Bytes, DType, Data, Device, Locality, Tensor};
+use kiln_tensor::{Bytes, DType, Data, Device, Tensor};
 use std::collections::HashMap;
 
 impl GradientSync {
@@ -31,8 +31,7 @@ impl GradientSync {
     ) -> Result<Vec<GradientSync>, Error> {
         let layout = Layout::new(shards, models.len())?;
         let devices: Vec<Option<Device>> = models.iter().map(|m| device(&**m)).collect();
-        let remote =
-            |d: &Option<Device>| d.as_ref().is_some_and(|d| matches!(d.locality(), Locality::Server(_)));
+        let remote = |d: &Option<Device>| d.as_ref().is_some_and(Device::is_remote);
         if models.len() == 1 {
             return Ok(vec![GradientSync::alone(shards, config)?]);
         }

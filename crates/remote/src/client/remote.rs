@@ -9,7 +9,8 @@ use super::spill;
 use crate::address::Address;
 use crate::protocol::message::{Capability, Query, decode_memory, decode_spans};
 use kiln_device::{
-    Batch, Data, DeviceInfo, Driver, Error, Keep, Locality, Memory, Pending, Place, Promise, Spans, pending,
+    Batch, Control, Data, DeviceInfo, Driver, Error, Fetch, Locality, Memory, Observe, Peer, Pending, Place,
+    Promise, Spans, pending,
 };
 use kiln_ir::{Id, Meta, Op};
 use std::any::Any;
@@ -170,11 +171,6 @@ impl Remote {
         self.shared.settle();
     }
 
-    /// What happened since this was last asked, in words.
-    pub fn events(&self) -> Vec<String> {
-        self.shared.lock().events()
-    }
-
     fn ask<T>(&self, f: impl FnOnce(&mut Core, Promise<T>)) -> Pending<T> {
         let (promise, answer) = pending(None);
         f(&mut self.shared.lock(), promise);
@@ -209,11 +205,15 @@ impl Driver for Remote {
     fn info(&self) -> DeviceInfo {
         let core = self.shared.lock();
         let info = core.info().cloned().unwrap_or_else(|| unreachable!("a session was opened"));
-        DeviceInfo { name: format!("remote<{}>", info.name), ..info }
-    }
-
-    fn locality(&self) -> Locality {
-        Locality::Server(self.shared.lock().peer().to_string())
+        DeviceInfo {
+            name: format!("remote<{}>", info.name),
+            locality: Locality::Server(core.peer().to_string()),
+            asynchronous: true,
+            supports_all: false,
+            places_outputs: false,
+            peers: Some("kiln servers"),
+            ..info
+        }
     }
 
     fn submit(&self, batch: Batch) {
@@ -240,28 +240,34 @@ impl Driver for Remote {
         self.ask(|core, promise| core.sync(promise))
     }
 
-    fn supports(&self, op: &Op, _: &[Meta]) -> bool {
-        self.shared.lock().knows(op)
-    }
-
     fn memory(&self) -> Memory {
         self.query(Query::Memory).unwrap_or_default()
     }
 
-    fn cleanup(&self) {
-        super::pool::cleanup();
-        let _ = self.query(Query::Cleanup);
+    fn supports(&self, op: &Op, _: &[Meta]) -> bool {
+        self.shared.lock().knows(op)
     }
 
-    fn failures(&self) -> Vec<Error> {
-        self.shared.lock().failures()
+    fn peer(&self) -> Option<&dyn Peer> {
+        Some(self)
     }
 
-    fn limit(&self, bytes: Option<usize>) {
-        let _ = self.query(Query::Limit(bytes.map(|b| b as u64)));
+    fn observe(&self) -> Option<&dyn Observe> {
+        Some(self)
     }
 
-    fn fetch(&self, id: Id, meta: Meta, place: Place, source: &dyn Driver, from: Id, keep: Keep) -> bool {
+    fn control(&self) -> Option<&dyn Control> {
+        Some(self)
+    }
+
+    fn any(&self) -> Option<&dyn Any> {
+        Some(self)
+    }
+}
+
+impl Peer for Remote {
+    fn fetch(&self, fetch: Fetch<'_>) -> bool {
+        let Fetch { id, meta, place, source, from, keep } = fetch;
         let Some(source) = source.any().and_then(|device| device.downcast_ref::<Remote>()) else {
             return false;
         };
@@ -277,9 +283,15 @@ impl Driver for Remote {
         self.shared.hold();
         true
     }
+}
+
+impl Observe for Remote {
+    fn failures(&self) -> Vec<Error> {
+        self.shared.lock().failures()
+    }
 
     fn events(&self) -> Vec<String> {
-        Remote::events(self)
+        self.shared.lock().events()
     }
 
     fn trace(&self, on: bool) -> Result<(), Error> {
@@ -291,18 +303,24 @@ impl Driver for Remote {
             .answered(|content| decode_spans(&content?).map_err(|e| Error::Peer { message: e.to_string() }))
     }
 
-    fn is_idle(&self) -> Option<bool> {
+    fn is_idle(&self) -> bool {
         let core = self.shared.lock();
-        Some(core.unexecuted() == 0 && core.queued_bytes() == 0)
+        core.unexecuted() == 0 && core.queued_bytes() == 0
+    }
+}
+
+impl Control for Remote {
+    fn limit(&self, bytes: Option<usize>) {
+        let _ = self.query(Query::Limit(bytes.map(|b| b as u64)));
     }
 
-    fn any(&self) -> Option<&dyn Any> {
-        Some(self)
+    fn cleanup(&self) {
+        super::pool::cleanup();
+        let _ = self.query(Query::Cleanup);
     }
 
-    fn ended(&self) -> Option<Error> {
-        let closed = || self.shared.is_closed().then(|| Error::Closed { device: self.shared.peer() });
-        self.shared.lock().failure().cloned().or_else(closed)
+    fn flush(&self) -> Result<(), Error> {
+        Ok(())
     }
 
     fn close(&self) {
@@ -311,6 +329,15 @@ impl Driver for Remote {
         let core = self.shared.lock();
         drop(self.shared.changed.wait_timeout_while(core, CLOSE, open).unwrap_or_else(|e| e.into_inner()));
         self.shared.fail(Error::Closed { device: self.shared.peer() });
+    }
+
+    fn stop(&self) {
+        self.close();
+    }
+
+    fn ended(&self) -> Option<Error> {
+        let closed = || self.shared.is_closed().then(|| Error::Closed { device: self.shared.peer() });
+        self.shared.lock().failure().cloned().or_else(closed)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::ProtocolError;
 use super::message::{Capability, array, ints};
-use kiln_device::{DeviceInfo, Usage};
+use kiln_device::{DeviceInfo, Processor, Usage};
 use kiln_ir::DType;
 use kiln_ir::wire::{Reader, WireError, Writer};
 
@@ -254,7 +254,8 @@ impl Welcome {
 fn info(info: &DeviceInfo, w: &mut Writer) {
     w.text(&info.name);
     w.text(&info.numerics);
-    ints(w, 0, &[info.count as u64, info.threads as u64, info.usage.len() as u64]);
+    // No threads: it does not compute on cores.
+    ints(w, 0, &[info.count as u64, info.threads().unwrap_or(0) as u64, info.usage.len() as u64]);
     for (dtype, usage) in &info.usage {
         w.text(dtype.name());
         w.bytes.push(usage.bits());
@@ -271,7 +272,8 @@ fn read_info(r: &mut Reader<'_>) -> Result<DeviceInfo, ProtocolError> {
         // A dtype that this build does not know cannot be used from here.
         usage.extend(DType::from_name(&name).map(|dtype| (dtype, Usage::from_bits(bits))));
     }
-    Ok(DeviceInfo { name, count, usage, numerics, threads })
+    let processor = if threads == 0 { Processor::Accelerator } else { Processor::Cores { threads } };
+    Ok(DeviceInfo { count, usage, processor, ..DeviceInfo::new(&name, &numerics) })
 }
 
 impl Refusal {

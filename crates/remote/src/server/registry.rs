@@ -7,7 +7,7 @@ use super::session::{Quota, Session};
 use crate::protocol::greeting::{self, Hello, Purpose, Refusal, Welcome};
 use crate::protocol::message::Capability;
 use crate::protocol::{ProtocolError, VERSIONS};
-use kiln_device::{Budget, DeviceInfo, Driver};
+use kiln_device::{Budget, DeviceInfo, Driver, Processor};
 use kiln_ir::wire::{Reader, Table, Writer};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -404,11 +404,10 @@ impl Registry {
         let info = match client {
             Some(client) => client.info.clone(),
             None => DeviceInfo {
-                name: String::new(),
                 count: 0,
                 usage: Vec::new(),
-                numerics: String::new(),
-                threads: 0,
+                processor: Processor::Accelerator,
+                ..DeviceInfo::new("", "")
             },
         };
         let mut table = Writer::default();
