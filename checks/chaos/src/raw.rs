@@ -1,6 +1,6 @@
 //! The protocol byte by byte, for clients that do not behave.
 
-use kiln_remote::client::core::control;
+use kiln_remote::protocol::frame::control;
 use kiln_remote::protocol::frame::{self, Decoder};
 use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal, Welcome};
 use kiln_remote::protocol::message::{Message, kind};

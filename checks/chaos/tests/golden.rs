@@ -125,7 +125,7 @@ fn answers(frames: &[(u64, u8, Vec<u8>)], version: u64) -> Vec<(u64, u8, Vec<u8>
             break;
         }
     }
-    raw.bytes(&kiln_remote::client::core::control(kind::BYE, &[]));
+    raw.bytes(&kiln_remote::protocol::frame::control(kind::BYE, &[]));
     assert!(server.until(std::time::Duration::from_secs(2), |s| s.sessions() == 0), "goodbye is heard");
     answers
 }

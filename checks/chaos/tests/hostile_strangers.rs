@@ -100,7 +100,7 @@ fn a_crowd_does_not_keep_a_right_token_out() {
     let address = server.address();
     for i in 0..12 {
         let mut raw = Raw::connect(address);
-        raw.bytes(&kiln_remote::client::core::control(
+        raw.bytes(&kiln_remote::protocol::frame::control(
             kind::HELLO,
             &hello(format!("wrong-{i}").as_bytes(), Purpose::Watch).encode(),
         ));
@@ -114,7 +114,7 @@ fn a_crowd_does_not_keep_a_right_token_out() {
         let mut raw = Raw::connect(address);
         if i % 2 == 0 {
             let wrong = hello(b"wrong again", Purpose::Watch).encode();
-            raw.bytes(&kiln_remote::client::core::control(kind::HELLO, &wrong));
+            raw.bytes(&kiln_remote::protocol::frame::control(kind::HELLO, &wrong));
         }
         crowd.push(raw);
     }

@@ -2,7 +2,7 @@
 
 use kiln::ir::text::parse_op;
 use kiln::ir::{Id, Item, Node};
-use kiln::remote::client::core::control;
+use kiln::remote::protocol::frame::control;
 use kiln::remote::protocol::greeting::Purpose;
 use kiln::remote::protocol::message::{Message, kind};
 use kiln_chaos::process::{signal, usage};

@@ -36,8 +36,8 @@ pub use form::{Field, FieldSink, FieldSource, FormError};
 pub use infer::{OpError, infer, infer_binary, infer_unary};
 pub use node::{Id, IdRange, Item, Node};
 pub use op::{
-    AxisSet, Class, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, Pool, PoolKind, RandomKind,
-    Real, ReduceKind, ScanKind, ScatterKind, attention_scores, attention_weights, lower,
+    AxisSet, Class, Conv, ConvKind, CustomCall, GatherKind, Move, Named, Op, OpSet, Pool, PoolKind,
+    RandomKind, Real, ReduceKind, ScanKind, ScatterKind, attention_scores, attention_weights, lower,
 };
 pub use scalar::Scalar;
 pub use shape::{Dims, MAX_RANK, Meta, Shape, broadcast};

@@ -6,8 +6,8 @@
 //! checked against the bytes that are there before anything is allocated.
 
 use crate::{
-    AxisSet, DType, Dims, Field, FieldSink, FieldSource, FormError, Id, Item, MAX_RANK, Meta, Node, Op, Real,
-    Scalar,
+    AxisSet, DType, Dims, Field, FieldSink, FieldSource, FormError, Id, Item, MAX_RANK, Meta, Node, Op,
+    OpSet, Real, Scalar,
 };
 
 /// Version of the form described here.
@@ -34,8 +34,8 @@ pub enum WireError {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Table {
     names: Vec<(String, String)>,
-    /// Place by form name.
-    places: rustc_hash::FxHashMap<String, u64>,
+    /// Place of each operation that has one here, by number.
+    places: Vec<Option<u64>>,
     /// Whether an entry means the same here.
     known: Vec<bool>,
 }
@@ -50,7 +50,9 @@ impl Table {
 
     fn of(names: Vec<(String, String)>) -> Table {
         let known = names.iter().map(|(n, s)| Op::signature(n).as_deref() == Some(s)).collect();
-        let places = names.iter().enumerate().map(|(i, (n, _))| (n.clone(), i as u64)).collect();
+        let by_name: rustc_hash::FxHashMap<&str, u64> =
+            names.iter().enumerate().map(|(i, (n, _))| (&n[..], i as u64)).collect();
+        let places = Op::names().into_iter().map(|name| by_name.get(name).copied()).collect();
         Table { names, places, known }
     }
 
@@ -104,12 +106,13 @@ impl Table {
 
     /// The place of an operation.
     pub fn place(&self, op: &Op) -> u64 {
-        self.places[op.form_name()]
+        self.places[op.number()].expect("who writes has a table of its own operations")
     }
 
-    /// Whether the writer of this table has the operation `name` with the fields that it has here.
-    pub fn has(&self, name: &str) -> bool {
-        self.places.get(name).is_some_and(|&place| self.known[place as usize])
+    /// The operations that the writer of this table has, with the fields that they have here.
+    pub fn common(&self) -> OpSet {
+        let known = |place: &Option<u64>| place.is_some_and(|place| self.known[place as usize]);
+        OpSet::of((0..self.places.len()).filter(|&number| known(&self.places[number])))
     }
 
     /// The operation at `place`, its fields taken from `source`.

@@ -3,8 +3,8 @@
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Control, Data, Driver, Fetch, Host, Observe, Peer, Place, Urgency};
 use kiln_ir::{DType, Id, Item, Meta, Node, text::parse_op};
-use kiln_remote::client::core::control;
 use kiln_remote::protocol::frame::Decoder;
+use kiln_remote::protocol::frame::control;
 use kiln_remote::protocol::greeting::{Hello, Purpose, Refusal};
 use kiln_remote::protocol::message::{Message, kind};
 use kiln_remote::server::moves::{Moves, Shown};

@@ -4,11 +4,12 @@
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Data, Driver, Error, Pending, Place, Urgency, pending};
 use kiln_ir::{Id, Item, Meta, Node, Op, text::parse_op};
-use kiln_remote::client::core::{Config, Core, FrameOutcome, Login, bytes, control};
+use kiln_remote::client::core::{Config, Core, FrameOutcome, Login};
 use kiln_remote::client::faults::Faults;
 use kiln_remote::client::moves::{Errand, Move, MoveSource, RECALLS, Reach, recalls_left};
 use kiln_remote::client::spill::store;
 use kiln_remote::protocol::frame::Decoder;
+use kiln_remote::protocol::frame::control;
 use kiln_remote::protocol::message::{Capability, Message, kind};
 use kiln_remote::server::moves::{Fetch, Order};
 use kiln_remote::server::registry::{self, Client, Registry, Visitor};
@@ -211,7 +212,7 @@ impl World {
     /// Moves some bytes each way. False if the connection ends.
     fn pump(&mut self, c: &mut Connection) -> bool {
         while let Some(out) = { self.core().next() } {
-            c.up.put(&bytes(out).unwrap());
+            c.up.put(&out.bytes().unwrap());
         }
         let soon = self.random.chance(3);
         let mut controls = Vec::new();
@@ -246,7 +247,7 @@ impl World {
         {
             let mut half = client.session();
             while let Some(out) = half.next() {
-                c.down.put(&bytes(out).unwrap());
+                c.down.put(&out.bytes().unwrap());
             }
             for notice in half.notices(self.random.chance(3)) {
                 let (kind, body) = Message::encode(&notice);

@@ -4,8 +4,9 @@ use crate::raw::hello;
 use kiln_device::{Batch, Bytes, Data, Error, Place, pending};
 use kiln_ir::wire::Table;
 use kiln_ir::{DType, Id, Meta, text};
-use kiln_remote::client::core::{Config, Core, Login, bytes, control};
+use kiln_remote::client::core::{Config, Core, Login};
 use kiln_remote::protocol::frame::Decoder;
+use kiln_remote::protocol::frame::control;
 use kiln_remote::protocol::greeting::{Purpose, Refusal, Welcome};
 use kiln_remote::protocol::message::{Message, Query, kind};
 use kiln_remote::protocol::template::split;
@@ -78,7 +79,7 @@ fn conversation() -> Vec<Sent> {
     core.query(Query::Memory, pending(None).0);
     let mut sent = Vec::new();
     while let Some(out) = core.next() {
-        let whole = bytes(out).expect("it is in memory");
+        let whole = out.bytes().expect("it is in memory");
         let mut seq = [0; 8];
         seq.copy_from_slice(&whole[8..16]);
         sent.push((u64::from_le_bytes(seq), whole[16], whole[17..].to_vec(), whole.clone()));

@@ -141,6 +141,14 @@ macro_rules! structured {
                 }
             }
 
+            /// The place of a structured operation among all of them.
+            pub(super) fn structured_number(&self) -> usize {
+                match self {
+                    $($($($op)* => const { super::set::structured_place($name) },)*)*
+                    Op::Unary(_) | Op::Binary(_) | Op::Custom(_) => unreachable!("they are not structured"),
+                }
+            }
+
             /// How many operands it takes.
             pub fn operands(&self) -> RangeInclusive<usize> {
                 match self {

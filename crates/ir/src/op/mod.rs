@@ -11,6 +11,7 @@ mod list;
 mod moves;
 mod named;
 mod reduce;
+mod set;
 mod windows;
 
 pub use axes::AxisSet;
@@ -18,6 +19,7 @@ pub(crate) use list::STRUCTURED;
 pub use list::{Class, ConvKind, GatherKind, PoolKind, RandomKind, ReduceKind, ScanKind, ScatterKind};
 pub use moves::Move;
 pub use named::{Named, attention_scores, attention_weights, lower};
+pub use set::OpSet;
 pub use windows::{Conv, Pool};
 
 use crate::{Binary, DType, Scalar, Shape, Unary};

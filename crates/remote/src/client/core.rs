@@ -13,11 +13,12 @@ pub use request::Answer;
 
 use super::faults::{self, Faults};
 use super::journal::{Entry, Held, Journal};
+use super::known::Known;
 use super::moves::{Errand, Move, Reach};
 use super::spill::Spilled;
-use crate::protocol::frame;
+use crate::protocol::frame::{self, control};
 use crate::protocol::greeting::Refusal;
-use crate::protocol::link::{Body, Counts, Link, Out, Priority};
+use crate::protocol::link::{Counts, Link, Out, Priority};
 use crate::protocol::message::{self, Message, Query, kind};
 use crate::protocol::template::{self, Sender, Sending};
 use kiln_device::{Batch, Data, DeviceInfo, Error, Place, Promise, Spans};
@@ -116,7 +117,6 @@ struct Session {
     epoch: u64,
     compress: bool,
     info: DeviceInfo,
-    theirs: Table,
     advertise: String,
     heartbeat: Duration,
 }
@@ -154,6 +154,7 @@ pub struct Core {
     errands: Vec<Errand>,
     settled: Vec<Arc<Move>>,
     faults: Arc<Faults>,
+    known: Arc<Known>,
     failures: Vec<Error>,
     answers: Vec<Answer>,
     ping: bool,
@@ -195,6 +196,7 @@ impl Core {
             errands: Vec::new(),
             settled: Vec::new(),
             faults: Arc::default(),
+            known: Arc::default(),
             failures: Vec::new(),
             answers: Vec::new(),
             ping: false,
@@ -629,9 +631,9 @@ impl Core {
         self.faults.clone()
     }
 
-    /// Whether the server knows this operation.
-    pub fn knows(&self, op: &Op) -> bool {
-        self.session.as_ref().is_some_and(|s| s.theirs.has(op.form_name()))
+    /// What the server knows, without the core's lock.
+    pub fn known(&self) -> Arc<Known> {
+        self.known.clone()
     }
 
     /// What it has seen so far.
@@ -650,18 +652,6 @@ const BINDING: usize = 14;
 const FIELDS: usize = 64;
 /// Batches whose origins are remembered.
 const MOST_SENT: usize = 1024;
-
-/// A control frame.
-pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
-    [&frame::head(0, kind, [payload, &[]])[..], payload].concat()
-}
-
-/// The bytes of a frame, for transports that send one buffer.
-pub fn bytes(mut out: Out) -> std::io::Result<Vec<u8>> {
-    out.load()?;
-    let Body { fields, data, .. } = &out.body;
-    Ok([&out.head()[..], fields, data.as_deref().unwrap_or(&[])].concat())
-}
 
 impl std::fmt::Debug for Core {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

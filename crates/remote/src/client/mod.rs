@@ -5,6 +5,7 @@ mod drive;
 mod exit;
 pub mod faults;
 pub mod journal;
+mod known;
 pub mod moves;
 mod pool;
 mod remote;

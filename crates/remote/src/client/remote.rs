@@ -4,6 +4,7 @@ use super::core::{Config, Core, Login, News, Stats};
 use super::drive::drive;
 use super::exit;
 use super::faults::Faults;
+use super::known::Known;
 use super::moves::{Errand, Move, MoveSource, RECALLS, Reach, recalls_left};
 use super::spill;
 use crate::address::Address;
@@ -74,6 +75,8 @@ pub(super) struct Shared {
     /// How other servers reach this one. Its lock is the last: nothing else is locked under it.
     pub reach: Mutex<Reach>,
     faults: Arc<Faults>,
+    /// What the server knows.
+    known: Arc<Known>,
     this: Weak<Shared>,
 }
 
@@ -126,6 +129,7 @@ impl Remote {
         let core = Core::new(config);
         let shared = Arc::new_cyclic(|this| Shared {
             faults: core.faults(),
+            known: core.known(),
             core: Mutex::new(core),
             servers,
             patience,
@@ -245,7 +249,7 @@ impl Driver for Remote {
     }
 
     fn supports(&self, op: &Op, _: &[Meta]) -> bool {
-        self.shared.lock().knows(op)
+        self.shared.known.has(op)
     }
 
     fn peer(&self) -> Option<&dyn Peer> {

@@ -1,10 +1,10 @@
 //! Looking at a server.
 
-use super::core::control;
 use super::drive::told;
 use super::remote::io;
 use crate::address::Address;
 use crate::protocol::frame::Decoder;
+use crate::protocol::frame::control;
 use crate::protocol::greeting::{Hello, Purpose, Refusal};
 use crate::protocol::message::kind;
 use crate::protocol::{ProtocolError, VERSIONS};

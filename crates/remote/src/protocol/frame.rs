@@ -41,6 +41,11 @@ pub fn head(seq: u64, kind: u8, parts: [&[u8]; 2]) -> [u8; HEAD] {
     head
 }
 
+/// A control frame.
+pub fn control(kind: u8, payload: &[u8]) -> Vec<u8> {
+    [&head(0, kind, [payload, &[]])[..], payload].concat()
+}
+
 /// Cuts arriving bytes into frames. It holds at most one frame and what came with its last bytes.
 #[derive(Default, Debug)]
 pub struct Decoder {

@@ -179,6 +179,13 @@ impl Out {
         self.body.len() as usize
     }
 
+    /// All of it, for transports that send one buffer.
+    pub fn bytes(mut self) -> io::Result<Vec<u8>> {
+        self.load()?;
+        let Body { fields, data, .. } = &self.body;
+        Ok([&self.head()[..], fields, data.as_deref().unwrap_or(&[])].concat())
+    }
+
     /// Reads what is not in memory. It must have been before the frame is written.
     pub fn load(&mut self) -> io::Result<()> {
         if let Some(part) = &self.body.later {
@@ -486,10 +493,6 @@ mod tests {
         Body { fields: vec![1], data: Some(Bytes::new(vec![7u8; len])), later: None }
     }
 
-    fn bytes(out: Out) -> Vec<u8> {
-        [&out.head()[..], &out.body.fields, out.body.data()].concat()
-    }
-
     /// Sends what may be sent, through `loss` which decides what arrives; gives the payload lengths that were accepted.
     fn pass(from: &mut Link, to: &mut Link, mut loss: impl FnMut() -> bool) -> Vec<usize> {
         let mut got = Vec::new();
@@ -498,7 +501,7 @@ mod tests {
             if loss() {
                 break;
             }
-            decoder.feed(&bytes(out));
+            decoder.feed(&out.bytes().unwrap());
             let frame = decoder.next().unwrap().unwrap();
             if to.accept(&frame, Priority::Normal).unwrap() {
                 got.push(frame.payload.len());
@@ -543,7 +546,7 @@ mod tests {
         assert_eq!(first.len(), 8);
         a.send(Priority::Urgent, 20, body(5));
         let mut decoder = Decoder::default();
-        decoder.feed(&bytes(a.next().expect("urgent frames need no window")));
+        decoder.feed(&a.next().expect("urgent frames need no window").bytes().unwrap());
         assert!(b.accept(&decoder.next().unwrap().unwrap(), Priority::Urgent).unwrap());
         assert!(a.next().is_none());
         b.release(first[0]);
@@ -592,7 +595,7 @@ mod tests {
                     a.acknowledged(seq, limit).unwrap();
                     continue;
                 };
-                decoder.feed(&bytes(out));
+                decoder.feed(&out.bytes().unwrap());
                 let frame = decoder.next().unwrap().unwrap();
                 assert!(b.accept(&frame, Priority::Normal).unwrap());
                 let mut scratch = Vec::new();

@@ -269,7 +269,7 @@ impl Message<'_> {
         } else {
             payload
         };
-        let kind = kind & !COMPRESSED;
+        let kind = plain(kind);
         let mut r = Reader::new(payload);
         let message = match kind {
             kind::ACK => Message::Ack { seq: r.int()?, limit: r.int()? },
@@ -330,9 +330,19 @@ impl Message<'_> {
     }
 }
 
+/// A kind without the mark of a compressed payload.
+pub fn plain(kind: u8) -> u8 {
+    kind & !COMPRESSED
+}
+
+/// Whether messages of this kind are numbered and sent again.
+pub fn is_numbered(kind: u8) -> bool {
+    plain(kind) >= kind::DEFINE
+}
+
 /// The lane that a frame of this kind was sent in, as far as the window goes.
 pub fn lane(kind: u8) -> Priority {
-    match kind & !COMPRESSED {
+    match plain(kind) {
         kind::SUPPLY | kind::RECALL | kind::WITHDRAW | kind::EXPOSE => Priority::Urgent,
         _ => Priority::Normal,
     }
@@ -347,14 +357,13 @@ pub fn piece(of: u64, data: Bytes) -> (u8, Body) {
 
 /// The kind that a compressed piece is of; `None` for any other frame.
 pub fn compressed_piece(kind: u8) -> Option<u8> {
-    let plain = kind & !COMPRESSED;
+    let plain = plain(kind);
     (kind & COMPRESSED != 0 && matches!(plain, kind::PIECE | kind::SUPPLY)).then_some(plain)
 }
 
 /// Whether a client may compress messages of this kind.
 pub fn may_be_compressed(kind: u8) -> bool {
-    kind & COMPRESSED == 0
-        || matches!(kind & !COMPRESSED, kind::PIECE | kind::SUPPLY | kind::DEFINE | kind::CALL)
+    kind & COMPRESSED == 0 || matches!(plain(kind), kind::PIECE | kind::SUPPLY | kind::DEFINE | kind::CALL)
 }
 
 /// The frames that carry `bytes` as transfer `of`, without copying them.

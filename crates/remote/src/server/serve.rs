@@ -8,7 +8,7 @@ use super::registry::{Client, Registry, Visitor};
 use super::schedule::Schedule;
 use super::session::SessionEvent;
 use super::strangers::{Peer, Stranger, Strangers};
-use crate::client::core::control;
+use crate::protocol::frame::control;
 use crate::protocol::frame::{self, Decoder, Frame};
 use crate::protocol::greeting::{Refusal, Welcome};
 use crate::protocol::message::{self, Capability, Message, kind};

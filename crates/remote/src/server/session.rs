@@ -205,15 +205,15 @@ impl Session {
             }
             return Ok(SessionEvent::Going);
         }
-        if frame.kind < 16 || !message::may_be_compressed(frame.kind) {
+        if !message::is_numbered(frame.kind) || !message::may_be_compressed(frame.kind) {
             return Err(ProtocolError::Kind(frame.kind));
         }
         if !self.link.accept_as(frame, len, message::lane(frame.kind))? {
             return Ok(SessionEvent::Going);
         }
-        match frame.kind & 0x7f {
+        match message::plain(frame.kind) {
             kind::PIECE | kind::SUPPLY => {
-                let supplied = frame.kind & 0x7f == kind::SUPPLY;
+                let supplied = message::plain(frame.kind) == kind::SUPPLY;
                 let mut scratch = Vec::new();
                 if let Message::Piece { of, bytes } =
                     Message::decode(frame.kind, frame.payload, &mut scratch)?

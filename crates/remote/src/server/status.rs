@@ -1,7 +1,7 @@
 //! What a server looks like, for people and programs.
 
 use super::serve::{HELLO, Server};
-use crate::client::core::control;
+use crate::protocol::frame::control;
 use crate::protocol::greeting::{Refusal, Welcome};
 use crate::protocol::message::kind;
 use crate::transport::Stream;

@@ -1,9 +1,10 @@
 //! How a session begins, goes on over a new connection, and is rebuilt on another server.
 
 use super::request::{Request, refused};
-use super::{Core, FrameOutcome, Login, Session, control};
+use super::{Core, FrameOutcome, Login, Session};
 use crate::client::journal::{Entry, Journal, Kept};
 use crate::client::moves::Errand;
+use crate::protocol::frame::control;
 use crate::protocol::greeting::{Hello, Purpose, Welcome};
 use crate::protocol::message::{Message, Query, kind};
 use crate::protocol::template::Sender;
@@ -62,6 +63,7 @@ impl Core {
                 got,
             }));
         }
+        self.known.set(Table::decode(&mut Reader::new(&welcome.table))?.common());
         self.session = Some(Session {
             version: welcome.version,
             number: welcome.session,
@@ -70,7 +72,6 @@ impl Core {
             epoch: 0,
             compress: welcome.compress && self.greeted.1,
             info: welcome.info,
-            theirs: Table::decode(&mut Reader::new(&welcome.table))?,
             advertise: welcome.advertise,
             heartbeat: Duration::from_millis(welcome.heartbeat.max(1)),
         });
