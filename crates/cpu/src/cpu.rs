@@ -83,6 +83,7 @@ impl Kernels for CpuKernels {
             count: CPUS as usize,
             usage: usage.collect(),
             processor: Processor::Cores { threads: pool::threads() },
+            supports_all: true,
             places_outputs: true,
             ..info
         }

@@ -44,7 +44,7 @@ impl Kernels for Interpreter {
     type Value = Counted;
 
     fn info(&self) -> DeviceInfo {
-        DeviceInfo::new("reference", crate::NUMERICS)
+        DeviceInfo { supports_all: true, ..DeviceInfo::new("reference", crate::NUMERICS) }
     }
 
     fn upload(&self, data: &Data, _: Place) -> Result<Counted, Error> {

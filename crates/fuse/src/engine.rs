@@ -15,7 +15,7 @@ use crate::template::{Names, Template, fingerprint};
 use crate::window::metas;
 use crate::{Fuser, Handles, Observer, Plan, Window};
 use kiln_ir::relative::Relative;
-use kiln_ir::{Id, Item, Meta, Node, Op};
+use kiln_ir::{Id, Item, Meta};
 use std::sync::Arc;
 
 /// Bounds of what the engine does and keeps.
@@ -74,9 +74,8 @@ pub trait WindowContext {
     /// The meta of a value defined before the window; `None` if it is not there or poisoned.
     fn meta(&self, id: Id) -> Option<Meta>;
 
-    /// The items with composites and custom operations written out as primitives, if there are any. What comes of a
-    /// composite may depend only on the structure of what goes in. New names must be those of no recorded value, and the
-    /// same at every call.
+    /// The items with composites and custom operations written out as primitives, if there are any that the device does
+    /// not take whole. New names must be those of no recorded value, and the same at every call.
     fn lower(&self, _items: &[Item]) -> Option<Vec<Item>> {
         None
     }
@@ -199,13 +198,14 @@ impl<V: 'static> Engine<V> {
         let expanded = source.lower(items);
         let whole = expanded.as_deref().unwrap_or(items);
         self.relative.clear();
-        // What a user's operation stands for may depend on more than the structure, so it is looked at itself.
-        if items.iter().any(|item| matches!(item, Item::Run(Node { op: Op::Custom(_), .. }))) {
-            let known = metas(whole, |id| source.meta(id))?;
-            whole.iter().for_each(|item| self.relative.push(item, |id| known[&id]));
-        } else {
-            items.iter().for_each(|item| self.relative.push(item, |id| known[&id]));
-        }
+        // What a composite is written as may depend on more than its structure: a user's lowering, or a device that takes
+        // some sizes whole. So what was written is looked up.
+        let inner = match &expanded {
+            Some(whole) => Some(metas(whole, |id| source.meta(id))?),
+            None => None,
+        };
+        let inner = inner.as_ref().unwrap_or(&known);
+        whole.iter().for_each(|item| self.relative.push(item, |id| inner[&id]));
         let hash = self.relative.hash();
         let plan = match self.store.plan(hash, self.relative.structure()) {
             Some(plan) => {

@@ -106,8 +106,8 @@ pub trait Handles<V> {
     /// Executes one node unfused; `dying` are operands that nothing uses afterwards.
     fn run(&mut self, place: usize, node: &Node, dying: &[Id]);
 
-    /// A group of these nodes is about to run: for devices that measure.
-    fn begins(&mut self, _nodes: &[&Node]) {}
+    /// A group of these nodes is about to run, the first of which is at that place: for devices that measure.
+    fn begins(&mut self, _place: usize, _nodes: &[&Node]) {}
 
     /// The group of this name has run.
     fn ends(&mut self, _name: &str, _nodes: &[&Node]) {}

@@ -104,7 +104,7 @@ impl<V> Plan<V> {
                     let nodes: SmallVec<[&Node; INLINE]> = (group.places.iter())
                         .filter_map(|&at| if let Item::Run(node) = &items[at] { Some(node) } else { None })
                         .collect();
-                    handles.begins(&nodes);
+                    handles.begins(place(group.places[0]), &nodes);
                     let ran = run(group, &nodes, &freed(dying), handles);
                     handles.ends(&group.name, &nodes);
                     match ran {

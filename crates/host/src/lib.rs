@@ -7,6 +7,9 @@
 
 mod blocks;
 mod device;
+mod execute;
+mod kernels;
+mod launches;
 mod lowering;
 mod queue;
 pub mod stop;
@@ -14,5 +17,6 @@ mod floats;
 mod sync;
 
 pub use blocks::{ArenaStats, Blocks, Exhausted, Grant, MAX_BYTES, class_size};
-pub use device::{Arg, HostDevice, Kernels, panicked};
+pub use device::HostDevice;
 pub use floats::standard;
+pub use kernels::{Arg, Faults, Kernels, panicked};

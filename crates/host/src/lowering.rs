@@ -16,14 +16,19 @@ pub(crate) fn composite(item: &Item) -> bool {
     }
 }
 
-/// The batch without composites; `None` if it has none, or does not fit together.
-pub(crate) fn lowered(batch: &Batch, outside: impl Fn(Id) -> Option<Meta>) -> Option<Batch> {
+/// The batch without composites but those that the device `claims`; `None` if nothing is to be written out, or it does not
+/// fit together.
+pub(crate) fn lowered(
+    batch: &Batch,
+    outside: impl Fn(Id) -> Option<Meta>,
+    claims: impl Fn(&Op, &[Meta]) -> bool,
+) -> Option<Batch> {
     if !batch.items.iter().any(composite) {
         return None;
     }
     let mut out = Batch { items: Vec::new(), origins: Vec::new(), ..*batch };
     let mut metas: FxHashMap<Id, Meta> = FxHashMap::default();
-    let mut inner = 0;
+    let (mut inner, mut any) = (0, false);
     for (at, item) in batch.items.iter().enumerate() {
         let Item::Run(node) = item else {
             push(&mut out, batch, at, item.clone());
@@ -37,13 +42,15 @@ pub(crate) fn lowered(batch: &Batch, outside: impl Fn(Id) -> Option<Meta>) -> Op
         }
         let outs = infer(&node.op, &ins).ok()?;
         metas.extend(node.outs.iter().copied().zip(outs.iter().copied()));
-        let written = if composite(item) { expand(node, &ins, &outs, &mut inner)? } else { None };
+        let whole = !composite(item) || matches!(node.op, Op::Named(_)) && claims(&node.op, &ins);
+        let written = if whole { None } else { expand(node, &ins, &outs, &mut inner)? };
+        any |= written.is_some();
         match written {
             Some(items) => items.into_iter().for_each(|item| push(&mut out, batch, at, item)),
             None => push(&mut out, batch, at, item.clone()),
         }
     }
-    Some(out)
+    any.then_some(out)
 }
 
 fn push(out: &mut Batch, batch: &Batch, at: usize, item: Item) {

@@ -38,6 +38,11 @@ impl<W, E> Queue<W, E> {
         waiting.size
     }
 
+    /// Whether nothing waits.
+    pub fn is_empty(&self) -> bool {
+        self.lock().work.is_empty()
+    }
+
     /// What executing needs, while nothing is executed.
     pub fn executor(&self) -> MutexGuard<'_, E> {
         self.executor.lock().unwrap_or_else(PoisonError::into_inner)
