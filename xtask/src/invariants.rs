@@ -229,11 +229,6 @@ const GENERIC: &[&str] = &[
 /// The operations that are named there all the same, and why.
 const EXCEPTIONS: &[(&str, &[&str], &str)] = &[
     (
-        "crates/fuse/src/engine.rs",
-        &["Op::Custom"],
-        "a plan with a custom operation is not stored: another process may lack it",
-    ),
-    (
         "crates/fuse/src/window.rs",
         &["Op::Custom"],
         "a custom operation alone says itself how many results it has",
@@ -263,7 +258,7 @@ const EXCEPTIONS: &[(&str, &[&str], &str)] = &[
         "composites are written as primitives here",
     ),
     (
-        "crates/host/src/device.rs",
+        "crates/host/src/execute.rs",
         &["Op::Guard", "Op::Commit", "Op::Full"],
         "these two take a failure as a fact",
     ),
