@@ -12,7 +12,7 @@ const MOST: usize = 1 << 14;
 /// Which names were defined.
 #[derive(Default)]
 pub struct Names {
-    /// The first of each stretch, and what comes after its last.
+    /// The first of each stretch, and its last.
     used: BTreeMap<u64, u64>,
 }
 
@@ -20,14 +20,14 @@ impl Names {
     /// Notes a name; no if it was defined before.
     pub fn add(&mut self, id: Id) -> bool {
         let id = id.0;
-        let before = self.used.range(..=id).next_back().map(|(&first, &end)| (first, end));
+        let before = self.used.range(..=id).next_back().map(|(&first, &last)| (first, last));
         let first = match before {
-            Some((_, end)) if id < end => return false,
-            Some((first, end)) if id == end => first,
+            Some((_, last)) if id <= last => return false,
+            Some((first, last)) if id == last + 1 => first,
             _ => id,
         };
-        let end = self.used.remove(&id.saturating_add(1)).unwrap_or(id.saturating_add(1));
-        self.used.insert(first, end);
+        let last = id.checked_add(1).and_then(|next| self.used.remove(&next)).unwrap_or(id);
+        self.used.insert(first, last);
         if self.used.len() > MOST {
             self.used.pop_first();
         }
