@@ -66,8 +66,9 @@ pub mod data {
 /// What most programs need.
 pub mod prelude {
     pub use crate::nn::{
-        Adam, Attention, Conv2d, Dropout, Embedding, GptBlock, Layer, LayerNorm, Linear, Module, NonFinite,
-        Optimizer, Sequential, Sgd,
+        Adam, Attention, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d, Conv2d, ConvTranspose2d, Dropout,
+        Embedding, GptBlock, GroupNorm, Layer, LayerNorm, Linear, MaxPool2d, Module, NonFinite, Optimizer,
+        RmsNorm, Sequential, Sgd,
     };
     pub use kiln_tensor::{
         Axes, ClassOptions, ConvOptions, DType, Device, Error, Generator, Gradients, Interpolate, PadMode,

@@ -65,12 +65,11 @@ struct Cnn {
 fn cnn(device: &Device) -> Box<dyn FnMut()> {
     let x = Tensor::randn([4, 3, 12, 12], device);
     let y = Tensor::randint(0, 5, [4], device);
-    let padded = ConvOptions::default().padding(1);
     let mut model = Cnn {
-        first: Conv2d::new(3, 8, 3, padded, device),
+        first: Conv2d::new(3, 8, 3, device).padding(1),
         scale: Tensor::ones([8], device).requires_grad(),
         shift: Tensor::zeros([8], device).requires_grad(),
-        second: Conv2d::new(8, 16, 3, padded, device),
+        second: Conv2d::new(8, 16, 3, device).padding(1),
         norm: LayerNorm::new(16, device),
         head: Linear::new(16, 5, device),
     };

@@ -1,6 +1,18 @@
 //! Activations as layers, under PyTorch's names; each is a method of the tensor too.
+//!
+//! ```
+//! use kiln_nn::{Glu, LeakyRelu, Prelu, Relu};
+//! # use kiln_tensor::{Device, Tensor};
+//! let x = Tensor::from_vec(vec![-1.0f32, 2.0], [2], &Device::cpu());
+//! assert_eq!(Relu.forward(&x).to_vec::<f32>()?, [0.0, 2.0]);
+//! assert_eq!(LeakyRelu::new(0.5).forward(&x).to_vec::<f32>()?, [-0.5, 2.0]);
+//! assert_eq!(Prelu::new(1, &Device::cpu()).forward(&x).to_vec::<f32>()?, [-0.25, 2.0]);
+//! assert_eq!(Glu::default().forward(&x).shape()[..], [1]);
+//! # Ok::<(), kiln_tensor::Error>(())
+//! ```
 
 use crate::layer::layers;
+use crate::module::note;
 use crate::{Mode, Module};
 use kiln_tensor::{Device, Scope, Tensor};
 
@@ -38,6 +50,7 @@ plain! {
     Hardsigmoid "hardsigmoid" |x| x.hardsigmoid(), "A piecewise linear sigmoid.";
     Hardswish "hardswish" |x| x.hardswish(), "x times hardsigmoid(x).";
     Selu "selu" |x| x.selu(), "The self-normalising ELU.";
+    Softmax2d "softmax2d" |x| x.softmax(-3), "[`Softmax`] over the channels of `[N, C, H, W]` or `[C, H, W]`.";
     Softsign "softsign" |x| x / (x.abs() + 1.0), "x / (1 + |x|).";
 }
 
@@ -67,7 +80,7 @@ macro_rules! with_numbers {
                 pub fn forward(&self, $x: &Tensor) -> Tensor {
                     let _scope = Scope::enter($scope);
                     let $layer = self;
-                    $value
+                    note(self, $value)
                 }
             }
         )*
@@ -108,7 +121,7 @@ impl Prelu {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("prelu");
-        x.prelu(&self.weight)
+        note(self, x.prelu(&self.weight))
     }
 }
 
@@ -135,11 +148,11 @@ impl Rrelu {
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("rrelu");
         if !self.mode.is_training() {
-            return x.leaky_relu((self.lower + self.upper) / 2.0);
+            return note(self, x.leaky_relu((self.lower + self.upper) / 2.0));
         }
         let slopes =
             Tensor::rand_as(x.shape(), x.dtype(), &x.device()) * (self.upper - self.lower) + self.lower;
-        x.gt(0).where_(x, &(x * slopes))
+        note(self, x.gt(0).where_(x, &(x * slopes)))
     }
 }
 

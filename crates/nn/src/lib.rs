@@ -22,13 +22,15 @@ mod embedding;
 mod gpt;
 mod linear;
 mod norm;
+mod pool;
+mod resize;
 mod sequential;
 
 pub use activation::*;
 pub use attention::Attention;
 pub use checkpoint::{Checkpoint, CheckpointError};
-pub use conv::Conv2d;
-pub use dropout::{Dropout, Dropout1d, Dropout2d};
+pub use conv::*;
+pub use dropout::*;
 pub use embedding::Embedding;
 pub use gpt::GptBlock;
 pub use kiln_derive::NnModule as Module;
@@ -38,6 +40,8 @@ pub use linear::Linear;
 pub use module::{
     Buffer, LoadError, LoadReport, Mode, Module, Part, PartMut, Setting, cast, derive, join, matches,
 };
-pub use norm::LayerNorm;
+pub use norm::*;
 pub use optim::{Adam, Optimizer, Sgd, step};
+pub use pool::*;
+pub use resize::*;
 pub use sequential::Sequential;

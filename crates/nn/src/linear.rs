@@ -7,6 +7,13 @@ use crate::module::note;
 use kiln_tensor::{Device, Scope, Tensor};
 
 /// `x · weightᵀ + bias`, with a weight of shape `[outputs, inputs]`.
+///
+/// ```
+/// use kiln_nn::Linear;
+/// # use kiln_tensor::{Device, Tensor};
+/// let layer = Linear::new(4, 2, &Device::cpu());
+/// assert_eq!(layer.forward(&Tensor::ones([8, 3, 4], &Device::cpu())).shape()[..], [8, 3, 2]);
+/// ```
 #[derive(Clone, Module)]
 pub struct Linear {
     /// `[outputs, inputs]`.
@@ -45,8 +52,6 @@ impl Linear {
                 ),
             );
         }
-        let y = x.linear(&self.weight, self.bias.as_ref());
-        note(self, &y);
-        y
+        note(self, x.linear(&self.weight, self.bias.as_ref()))
     }
 }

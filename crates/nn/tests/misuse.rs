@@ -1,7 +1,7 @@
 //! A layer keeps the user's line: in the panic of a misuse, and in what is told of a failure where it is read.
 
 use kiln_nn::*;
-use kiln_tensor::{ConvOptions, DType, Device, Error};
+use kiln_tensor::{DType, Device, Error};
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook, take_hook};
 use std::sync::Mutex;
 
@@ -25,7 +25,7 @@ fn every_layer_tells_a_misuse_at_the_users_line() {
     let device = Device::cpu();
     let x = Tensor::ones([2, 11], &device);
     let (linear, norm) = (Linear::new(10, 5, &device), LayerNorm::new(10, &device));
-    let conv = Conv2d::new(3, 5, 3, ConvOptions::default(), &device);
+    let conv = Conv2d::new(3, 5, 3, &device);
     let (attention, table) = (Attention::new(8, 2, &device), Embedding::new(10, 4, &device));
     type Misuse<'a> = (Box<dyn Fn() -> Tensor + 'a>, &'a str);
     let cases: Vec<Misuse<'_>> = vec![

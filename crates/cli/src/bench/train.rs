@@ -1,9 +1,9 @@
 //! Training steps on fixed data: forward, loss, backward and the optimiser's step. The loss is not read back.
 
 use super::{On, Row, Setup, Workload};
+use kiln::PoolOptions;
 use kiln::nn::cast;
 use kiln::prelude::*;
-use kiln::{ConvOptions, PoolOptions};
 
 pub(super) const TABLE: &[Row] = &[
     ("train/mlp", On::All, mlp),
@@ -89,11 +89,11 @@ struct Cnn {
 
 impl Cnn {
     fn new(s: &Setup) -> Cnn {
-        let (device, options) = (&s.device, ConvOptions::default());
+        let device = &s.device;
         let (low, high) = (s.n(32), s.n(64));
         Cnn {
-            first: Conv2d::new(1, low, 3, options, device),
-            second: Conv2d::new(low, high, 3, options, device),
+            first: Conv2d::new(1, low, 3, device),
+            second: Conv2d::new(low, high, 3, device),
             head: Mlp::new(&[high * 12 * 12, s.n(128), 10], device),
         }
     }

@@ -4,7 +4,7 @@
 #![allow(missing_docs)]
 
 use crate::{Module, Part, PartMut};
-use kiln_tensor::{ConvOptions, DType, PadMode, PoolOptions};
+use kiln_tensor::{ConvOptions, DType, Extents, PadMode, PoolOptions};
 use std::fmt::Display;
 
 pub struct Probe<'a, T: ?Sized>(pub &'a T);
@@ -24,7 +24,7 @@ pub trait Setting: Display {}
 macro_rules! settings {
     ($($type:ty)*) => { $(impl Setting for $type {})* };
 }
-settings!(bool f32 f64 i8 i16 i32 i64 isize u8 u16 u32 u64 usize &'static str DType ConvOptions PadMode PoolOptions);
+settings!(bool f32 f64 i8 i16 i32 i64 isize u8 u16 u32 u64 usize &'static str DType ConvOptions Extents PadMode PoolOptions);
 
 pub trait Is {
     fn part(&self, name: &str, f: &mut dyn FnMut(&str, Part<'_>));

@@ -14,13 +14,14 @@ thread_local! {
     static NOTED: RefCell<Option<HashMap<Key, Shape>>> = const { RefCell::new(None) };
 }
 
-/// Tells a summary, if one is being made on this thread, what a layer gave.
-pub(crate) fn note<M: Module>(layer: &M, result: &Tensor) {
-    NOTED.with_borrow_mut(|noted| {
-        if let Some(noted) = noted {
-            noted.insert(place(layer), result.shape());
-        }
+/// A layer's result, of which a summary is told, if one is being made on this thread. Layers without content have no place
+/// of their own.
+pub(crate) fn note<M: Module>(layer: &M, result: Tensor) -> Tensor {
+    NOTED.with_borrow_mut(|noted| match noted {
+        Some(noted) if size_of::<M>() > 0 => drop(noted.insert(place(layer), result.shape())),
+        _ => {}
     });
+    result
 }
 
 fn place(module: &dyn Module) -> Key {
