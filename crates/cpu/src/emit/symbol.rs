@@ -2,7 +2,7 @@
 //! the graph of an operation. A function that has no form here is noted as missing; its pass is then interpreted.
 
 use super::graph::{self, Graph, LaneOp, Target};
-use kiln_ir::math::{Bits, Compare, DivideError, Float, Num, Single, Word, single};
+use kiln_ir::math::{Bits, Compare, DivideError, Double, Float, Num, Single, Word, single};
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Sub};
 
@@ -243,10 +243,6 @@ impl Float for Real {
         let inverse = pick(fair, make(LaneOp::Div, &[Real::ONE.0, by.0]), Real::lit(f32::NAN).0);
         Real(make(LaneOp::Over, &[self.0, by.0, inverse]))
     }
-    fn to(self) -> f64 {
-        missing();
-        0.0
-    }
     fn exp(self) -> Real {
         single::exp(self)
     }
@@ -297,22 +293,6 @@ impl Float for Real {
     fn pick(truth: Truth, a: Real, b: Real) -> Real {
         Real(pick(truth, a.0, b.0))
     }
-}
-
-impl Single for Real {
-    type Word = Whole;
-    fn lit(x: f32) -> Real {
-        Real(Value::Lit(x.to_bits()))
-    }
-    fn to_word(self) -> Whole {
-        Whole(self.0)
-    }
-    fn from_word(bits: Whole) -> Real {
-        Real(bits.0)
-    }
-    fn of_signed(x: Whole) -> Real {
-        Real(make(LaneOp::ToFloat, &[x.0]))
-    }
     fn copysign(self, sign: Real) -> Real {
         let kept = Value::Lit(!SIGN);
         Real(match target() {
@@ -325,6 +305,26 @@ impl Single for Real {
     }
 }
 
+impl Single for Real {
+    type Word = Whole;
+    type Double = Absent;
+    fn lit(x: f32) -> Real {
+        Real(Value::Lit(x.to_bits()))
+    }
+    fn to_word(self) -> Whole {
+        Whole(self.0)
+    }
+    fn from_word(bits: Whole) -> Real {
+        Real(bits.0)
+    }
+    fn of_signed(x: Whole) -> Real {
+        Real(make(LaneOp::ToFloat, &[x.0]))
+    }
+    fn widen(self) -> Absent {
+        Absent::new()
+    }
+}
+
 macro_rules! operators {
     ($($trait:ident $name:ident)*) => {$(
         impl $trait for Real {
@@ -334,6 +334,56 @@ macro_rules! operators {
     )*};
 }
 operators!(Add add Sub sub Mul mul Div div);
+
+/// f64 has no lanes here.
+#[derive(Clone, Copy)]
+pub(super) struct Absent(());
+
+impl Absent {
+    fn new() -> Absent {
+        missing();
+        Absent(())
+    }
+}
+
+macro_rules! absent_operators {
+    ($($trait:ident $name:ident)*) => {$(
+        impl $trait for Absent {
+            type Output = Absent;
+            fn $name(self, _: Absent) -> Absent { self }
+        }
+    )*};
+}
+absent_operators!(Add add Sub sub Mul mul);
+
+impl Double for Absent {
+    type Truth = Truth;
+    type Single = Real;
+    fn lit(_: f64) -> Absent {
+        Absent::new()
+    }
+    fn narrow(self) -> Real {
+        Real(missing())
+    }
+    fn fused(self, _: Absent, _: Absent) -> Absent {
+        self
+    }
+    fn same(self, _: Absent) -> Truth {
+        Truth(missing())
+    }
+    fn less(self, _: Absent) -> Truth {
+        Truth(missing())
+    }
+    fn choose(_: Truth, a: Absent, _: Absent) -> Absent {
+        a
+    }
+    fn power(self) -> Absent {
+        self
+    }
+    fn is_odd(self) -> Truth {
+        Truth(missing())
+    }
+}
 
 /// AVX2 has two of the comparisons.
 impl Compare for Whole {

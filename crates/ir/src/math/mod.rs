@@ -7,6 +7,7 @@
 
 pub mod row;
 pub mod single;
+pub mod text;
 pub mod value;
 
 #[cfg(test)]
@@ -90,7 +91,6 @@ pub trait Bits: Copy + Send + Sync + 'static {
 #[allow(missing_docs)]
 pub trait Float: Num {
     fn of(x: f64) -> Self;
-    fn to(self) -> f64;
     fn div(self, o: Self) -> Self;
     fn exp(self) -> Self;
     fn exp_m1(self) -> Self;
@@ -120,6 +120,8 @@ pub trait Float: Num {
     fn fma(self, a: Self, b: Self) -> Self;
     /// `a` where that is true, else `b`.
     fn pick(truth: Self::Truth, a: Self, b: Self) -> Self;
+    /// This size with the sign of `sign`.
+    fn copysign(self, sign: Self) -> Self;
 
     #[inline(always)]
     fn recip(self) -> Self {
@@ -158,6 +160,28 @@ pub trait Float: Num {
     }
 }
 
+/// The quotient of two floats rounded down, as [`Num::floor_divide`] has it.
+#[inline(always)]
+pub fn float_floor_divide<T: Float>(a: T, b: T) -> T {
+    let rest = a.fmod(b);
+    let exact = a.sub(rest).div(b);
+    let across = rest.differs(T::ZERO).and(b.below(T::ZERO).xor(rest.below(T::ZERO)));
+    let quotient = T::pick(across, exact.sub(T::ONE), exact);
+    let floor = quotient.floor();
+    let floor = T::pick(quotient.sub(floor).above(T::of(0.5)), floor.add(T::ONE), floor);
+    let whole = a.div(b);
+    let y = T::pick(quotient.equals(T::ZERO), T::ZERO.copysign(whole), floor);
+    T::pick(b.equals(T::ZERO), whole, y)
+}
+
+/// The remainder of two floats with the sign of the divisor, as [`Num::remainder`] has it.
+#[inline(always)]
+pub fn float_remainder<T: Float>(a: T, b: T) -> T {
+    let rest = a.fmod(b);
+    let across = rest.differs(T::ZERO).and(b.below(T::ZERO).xor(rest.below(T::ZERO)));
+    T::pick(across, rest.add(b), rest)
+}
+
 /// Lanes of f32, with their bits: what the polynomials of [`single`] are written in.
 #[allow(missing_docs)]
 pub trait Single:
@@ -165,13 +189,39 @@ pub trait Single:
 {
     /// As many lanes of 32 bits.
     type Word: Word<Truth = Self::Truth>;
+    /// As many lanes of f64.
+    type Double: Double<Truth = Self::Truth, Single = Self>;
     /// A constant in every lane.
     fn lit(x: f32) -> Self;
     fn to_word(self) -> Self::Word;
     fn from_word(bits: Self::Word) -> Self;
     /// From an i32.
     fn of_signed(x: Self::Word) -> Self;
-    fn copysign(self, sign: Self) -> Self;
+    /// As f64, exactly.
+    fn widen(self) -> Self::Double;
+}
+
+/// Lanes of f64: what functions of f32 are computed in where f32 is not enough.
+#[allow(missing_docs)]
+pub trait Double: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> {
+    /// What a question about it is answered with.
+    type Truth: Bits;
+    /// What it is narrowed to.
+    type Single;
+    /// A constant in every lane.
+    fn lit(x: f64) -> Self;
+    /// Rounded to f32.
+    fn narrow(self) -> Self::Single;
+    /// `self * a + b` with one rounding.
+    fn fused(self, a: Self, b: Self) -> Self;
+    fn same(self, o: Self) -> Self::Truth;
+    fn less(self, o: Self) -> Self::Truth;
+    /// `a` where that is true, else `b`.
+    fn choose(truth: Self::Truth, a: Self, b: Self) -> Self;
+    /// 2^n, where the lowest eleven bits of this are those of n.
+    fn power(self) -> Self;
+    /// Whether the lowest bit is set.
+    fn is_odd(self) -> Self::Truth;
 }
 
 /// Lanes of 32 bits.
@@ -188,6 +238,7 @@ pub trait Word: Num + Bits {
 
 impl Single for f32 {
     type Word = u32;
+    type Double = f64;
     #[inline(always)]
     fn lit(x: f32) -> f32 {
         x
@@ -205,8 +256,45 @@ impl Single for f32 {
         x as i32 as f32
     }
     #[inline(always)]
-    fn copysign(self, sign: f32) -> f32 {
-        f32::copysign(self, sign)
+    fn widen(self) -> f64 {
+        self as f64
+    }
+}
+
+impl Double for f64 {
+    type Truth = bool;
+    type Single = f32;
+    #[inline(always)]
+    fn lit(x: f64) -> f64 {
+        x
+    }
+    #[inline(always)]
+    fn narrow(self) -> f32 {
+        self as f32
+    }
+    #[inline(always)]
+    fn fused(self, a: f64, b: f64) -> f64 {
+        self.mul_add(a, b)
+    }
+    #[inline(always)]
+    fn same(self, o: f64) -> bool {
+        self == o
+    }
+    #[inline(always)]
+    fn less(self, o: f64) -> bool {
+        self < o
+    }
+    #[inline(always)]
+    fn choose(truth: bool, a: f64, b: f64) -> f64 {
+        if truth { a } else { b }
+    }
+    #[inline(always)]
+    fn power(self) -> f64 {
+        f64::from_bits(self.to_bits().wrapping_add(1023) << 52)
+    }
+    #[inline(always)]
+    fn is_odd(self) -> bool {
+        self.to_bits() & 1 == 1
     }
 }
 
@@ -291,26 +379,9 @@ macro_rules! floats {
                 if self.is_nan() | o.is_nan() { $t::NAN } else { y }
             }
             #[inline(always)]
-            fn floor_divide(self, o: $t) -> $t {
-                if o == 0.0 {
-                    return self / o;
-                }
-                let rest = self % o;
-                let mut quotient = (self - rest) / o;
-                if rest != 0.0 && (o < 0.0) != (rest < 0.0) {
-                    quotient -= 1.0;
-                }
-                if quotient == 0.0 {
-                    return (0.0 as $t).copysign(self / o);
-                }
-                let floor = quotient.floor();
-                if quotient - floor > 0.5 { floor + 1.0 } else { floor }
-            }
+            fn floor_divide(self, o: $t) -> $t { float_floor_divide(self, o) }
             #[inline(always)]
-            fn remainder(self, o: $t) -> $t {
-                let rest = self % o;
-                if rest != 0.0 && (rest < 0.0) != (o < 0.0) { rest + o } else { rest }
-            }
+            fn remainder(self, o: $t) -> $t { float_remainder(self, o) }
             #[inline(always)]
             fn fmod(self, o: $t) -> $t { self % o }
             #[inline(always)]
@@ -325,8 +396,6 @@ macro_rules! floats {
         impl Float for $t {
             #[inline(always)]
             fn of(x: f64) -> $t { x as $t }
-            #[inline(always)]
-            fn to(self) -> f64 { self as f64 }
             #[inline(always)]
             fn div(self, o: $t) -> $t { self / o }
             #[inline(always)]
@@ -382,6 +451,8 @@ macro_rules! floats {
             fn fma(self, a: $t, b: $t) -> $t { self.mul_add(a, b) }
             #[inline(always)]
             fn pick(truth: bool, a: $t, b: $t) -> $t { if truth { a } else { b } }
+            #[inline(always)]
+            fn copysign(self, sign: $t) -> $t { $t::copysign(self, sign) }
         }
     )*};
 }

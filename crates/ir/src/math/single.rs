@@ -6,7 +6,7 @@
 //! last place of the result, were measured against f64 over every 37th bit pattern; `tests.rs` holds them on a coarser
 //! sweep. Results below the normal range are rounded like all others, never flushed. What has no entry here is libm's.
 
-use super::{Bits, Num, Single, Word};
+use super::{Bits, Double, Num, Single, Word};
 use std::f32::consts::{FRAC_2_PI, LOG2_E};
 
 pub use libm::{
@@ -273,7 +273,7 @@ fn wave<T: Single>(x: T, quarters: u32) -> T {
 
 /// a to the power b, within 0.51 ulp, by logarithm and power in f64; edges as in C.
 #[inline(always)]
-pub fn pow(a: f32, b: f32) -> f32 {
+pub fn pow<T: Single>(a: T, b: T) -> T {
     const ROUND: f64 = 6_755_399_441_055_744.0;
     // Within 2^-38.4 of itself.
     const LOG2: [f64; 14] = [
@@ -304,35 +304,39 @@ pub fn pow(a: f32, b: f32) -> f32 {
         1.520179731165458e-05,
     ];
 
-    let (size, wide) = (a.abs(), b as f64);
+    let number = T::Double::lit;
+    let choose = T::Double::choose;
+    let (size, wide) = (a.abs(), b.widen());
     let (e, f) = split(size);
-    let log = (f as f64).mul_add(wide_polynomial(f as f64, LOG2), e as f64);
-    let log = if size == 0.0 { f64::NEG_INFINITY } else { log };
-    let log = if size < f32::INFINITY { log } else { size as f64 };
+    let (e, f) = (e.widen(), f.widen());
+    let log = f.fused(wide_polynomial(f, LOG2), e);
+    let log = choose(size.equals(T::ZERO), number(f64::NEG_INFINITY), log);
+    let log = choose(size.below(T::lit(f32::INFINITY)), log, size.widen());
     let t = wide * log;
-    let t = if t > 200.0 { 200.0 } else { t };
-    let t = if t < -200.0 { -200.0 } else { t };
-    let shifted = t + ROUND;
-    let power = f64::from_bits(shifted.to_bits().wrapping_add(1023) << 52);
-    let y = (wide_polynomial(t - (shifted - ROUND), EXP2) * power) as f32;
+    let t = choose(number(200.0).less(t), number(200.0), t);
+    let t = choose(t.less(number(-200.0)), number(-200.0), t);
+    let shifted = t + number(ROUND);
+    let y = (wide_polynomial(t - (shifted - number(ROUND)), EXP2) * shifted.power()).narrow();
 
     // From 2^24 on every number is even.
-    let even = b.abs() >= 16_777_216.0;
-    let shifted = wide + ROUND;
-    let whole = even | (shifted - ROUND == wide);
-    let odd = !even & whole & (shifted.to_bits() & 1 == 1);
-    let y = if odd { y.copysign(a) } else { y };
-    let y = if (a < 0.0) & (size < f32::INFINITY) & !whole { f32::NAN } else { y };
-    if (b == 0.0) | (a == 1.0) | ((a == -1.0) & (b.abs() == f32::INFINITY)) { 1.0 } else { y }
+    let even = b.abs().at_least(T::lit(16_777_216.0));
+    let shifted = wide + number(ROUND);
+    let whole = even.or((shifted - number(ROUND)).same(wide));
+    let odd = even.not().and(whole).and(shifted.is_odd());
+    let y = T::pick(odd, y.copysign(a), y);
+    let rooted = a.below(T::ZERO).and(size.below(T::lit(f32::INFINITY))).and(whole.not());
+    let y = T::pick(rooted, T::lit(f32::NAN), y);
+    let turned = a.equals(T::lit(-1.0)).and(b.abs().equals(T::lit(f32::INFINITY)));
+    T::pick(b.equals(T::ZERO).or(a.equals(T::ONE)).or(turned), T::ONE, y)
 }
 
 #[inline(always)]
-fn wide_polynomial<const N: usize>(x: f64, c: [f64; N]) -> f64 {
-    let mut sum = c[N - 1];
+fn wide_polynomial<T: Double, const N: usize>(x: T, c: [f64; N]) -> T {
+    let mut sum = T::lit(c[N - 1]);
     let mut i = N - 1;
     while i > 0 {
         i -= 1;
-        sum = sum.mul_add(x, c[i]);
+        sum = sum.fused(x, T::lit(c[i]));
     }
     sum
 }
