@@ -7,6 +7,8 @@
 
 mod attrs;
 mod compare;
+mod functions;
+mod losses;
 mod ops;
 mod options;
 mod quiet;

@@ -15,12 +15,19 @@ fn all(dir: &Path, device: &Device) -> (Result<Summary, GoldenError>, Vec<Outcom
     (summary, outcomes)
 }
 
+/// Functions and losses with attributes of every kind, made by the script beside them.
+fn functions() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("functions")
+}
+
 #[track_caller]
 fn passes(device: &Device) {
-    let (summary, outcomes) = all(&cases(), device);
-    let failed: Vec<&Outcome> = outcomes.iter().filter(|o| o.failure.is_some()).collect();
-    assert!(failed.is_empty(), "{failed:#?}");
-    assert_eq!(summary.unwrap(), Summary { passed: 414, failed: 0 });
+    for (dir, count) in [(cases(), 414), (functions(), 194)] {
+        let (summary, outcomes) = all(&dir, device);
+        let failed: Vec<&Outcome> = outcomes.iter().filter(|o| o.failure.is_some()).collect();
+        assert!(failed.is_empty(), "{failed:#?}");
+        assert_eq!(summary.unwrap(), Summary { passed: count, failed: 0 });
+    }
 }
 
 #[test]

@@ -111,14 +111,7 @@ impl PixelShuffle {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("pixel_shuffle");
-        let f = self.factor;
-        let (lead, [c, h, w]) = image("pixel_shuffle", x);
-        if f == 0 || !c.is_multiple_of(f * f) {
-            misfit("pixel_shuffle", format!("{c} channels do not fall into squares of {f} by {f}"));
-        }
-        let n: usize = lead.iter().product();
-        let y = x.reshape([n, c / (f * f), f, f, h, w]).permute([0, 1, 4, 2, 5, 3]);
-        note(self, y.reshape([&lead[..], &[c / (f * f), h * f, w * f]].concat()))
+        note(self, x.pixel_shuffle(self.factor))
     }
 }
 
@@ -132,14 +125,7 @@ impl PixelUnshuffle {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Tensor {
         let _scope = Scope::enter("pixel_unshuffle");
-        let f = self.factor;
-        let (lead, [c, h, w]) = image("pixel_unshuffle", x);
-        if f == 0 || !h.is_multiple_of(f) || !w.is_multiple_of(f) {
-            misfit("pixel_unshuffle", format!("{h} by {w} pixels do not fall into squares of {f} by {f}"));
-        }
-        let n: usize = lead.iter().product();
-        let y = x.reshape([n, c, h / f, f, w / f, f]).permute([0, 1, 3, 5, 2, 4]);
-        note(self, y.reshape([&lead[..], &[c * f * f, h / f, w / f]].concat()))
+        note(self, x.pixel_unshuffle(self.factor))
     }
 }
 
@@ -163,16 +149,6 @@ impl ChannelShuffle {
         let rest: usize = shape[2..].iter().product();
         let y = x.reshape([shape[0], groups, shape[1] / groups, rest]).transpose(1, 2);
         note(self, y.reshape(shape))
-    }
-}
-
-/// The axes before the last three, and those.
-#[track_caller]
-fn image(layer: &str, x: &Tensor) -> (Vec<usize>, [usize; 3]) {
-    let shape = x.shape();
-    match shape[..] {
-        [ref lead @ .., c, h, w] => (lead.to_vec(), [c, h, w]),
-        _ => misfit(layer, format!("shape {shape:?} is not [.., C, H, W]")),
     }
 }
 

@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
+/// # Derivatives
 impl Tensor {
     /// A tensor of the same value whose gradient `backward` will give.
     ///
@@ -577,6 +578,7 @@ fn add(a: &Tensor, b: &Tensor, origin: Origin) -> Tensor {
     emit_one(Op::Binary(Binary::Add), &[a, b], a.value.device(), origin)
 }
 
+/// # Between devices
 impl Tensor {
     /// The same value on another device. Between two servers the bytes go straight from one to the other, and a
     /// failure of the value is told where the result is read.

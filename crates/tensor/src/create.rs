@@ -4,6 +4,7 @@ use crate::{DType, Data, Device, Element, Number, Shape, Tensor};
 use kiln_device::{Bytes, method};
 use kiln_ir::{Meta, Op, Scalar};
 
+/// # Tensors from nothing and from host memory
 impl Tensor {
     /// A tensor of these elements in row-major order.
     ///
@@ -83,13 +84,31 @@ impl Tensor {
         self.full_like(1)
     }
 
-    /// `start`, `start + step`, … below `end`, i64.
+    /// `start`, `start + step`, … below `end`: i64 if all three are integers, else f32.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let device = Device::cpu();
+    /// assert_eq!(Tensor::arange(0, 6, 2, &device).to_vec::<i64>()?, [0, 2, 4]);
+    /// assert_eq!(Tensor::arange(1, 2, 0.5, &device).to_vec::<f32>()?, [1.0, 1.5]);
+    /// # Ok::<(), Error>(())
+    /// ```
     ///
     /// # Panics
-    /// If `step` is 0.
+    /// If `step` is 0, or one of them is not finite.
+    #[doc(alias("range"))]
     #[track_caller]
-    pub fn arange(start: i64, end: i64, step: i64, device: &Device) -> Tensor {
+    pub fn arange(
+        start: impl Into<Number>,
+        end: impl Into<Number>,
+        step: impl Into<Number>,
+        device: &Device,
+    ) -> Tensor {
         let _method = method("arange");
+        let (start, end, step) = (start.into(), end.into(), step.into());
+        let (Number::Int(start), Number::Int(end), Number::Int(step)) = (start, end, step) else {
+            return real_range(start.to_f64(), end.to_f64(), step.to_f64(), device);
+        };
         assert!(step != 0, "arange: the step is 0");
         let span = end as i128 - start as i128;
         let count = if (span > 0) == (step > 0) {
@@ -116,6 +135,14 @@ impl Tensor {
         index.lt((count / 2) as f64).where_(&up, &down).to_dtype(DType::F32)
     }
 
+    /// `count` numbers whose logarithms to `base` are evenly spaced from `start` to `end`, f32.
+    #[track_caller]
+    pub fn logspace(start: f64, end: f64, count: usize, base: f64, device: &Device) -> Tensor {
+        let _method = method("logspace");
+        let exponents = Tensor::linspace(start, end, count, device).to_dtype(DType::F64);
+        exponents.constant(base).pow(&exponents).to_dtype(DType::F32)
+    }
+
     /// The identity matrix, f32.
     #[track_caller]
     pub fn eye(n: usize, device: &Device) -> Tensor {
@@ -129,4 +156,14 @@ impl Tensor {
     fn iota(count: usize, dtype: DType, device: &Device) -> Tensor {
         Tensor::create(Op::Iota { shape: Shape::from([count]), dtype, axis: 0 }, device)
     }
+}
+
+/// Each number is computed from its place in f64 and rounded once.
+#[track_caller]
+fn real_range(start: f64, end: f64, step: f64, device: &Device) -> Tensor {
+    assert!(step != 0.0, "arange: the step is 0");
+    let count = ((end - start) / step).ceil();
+    assert!(count.is_finite(), "arange: from {start} to {end} by {step} is not finite");
+    let index = Tensor::iota(count.max(0.0) as usize, DType::F64, device);
+    (index * step + start).to_dtype(DType::F32)
 }

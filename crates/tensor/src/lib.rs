@@ -16,6 +16,7 @@ mod value;
 
 mod backward;
 mod checkpoint;
+mod functional;
 mod tape;
 
 mod create;
@@ -30,6 +31,7 @@ pub use backward::{Backward, Gradients, LeafGradient, grad};
 pub use checkpoint::{checkpoint, custom_grad};
 pub use device::{Device, DeviceId};
 pub use element::{Element, Number};
+pub use functional::{hessian, jacobian, jvp, vjp};
 pub use lane::PlaceScope;
 pub use methods::*;
 pub use operators::Operand;

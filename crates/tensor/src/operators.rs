@@ -94,6 +94,7 @@ fn binary(op: Binary, a: &Tensor, b: impl Operand) -> Tensor {
 
 macro_rules! unary_methods {
     ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
+        /// # Elementwise: of one operand
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(
@@ -110,6 +111,7 @@ kiln_ir::unary_table!(unary_methods);
 
 macro_rules! binary_methods {
     ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
+        /// # Elementwise: of two operands
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(

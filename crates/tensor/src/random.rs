@@ -87,6 +87,7 @@ fn random(kind: RandomKind, shape: Shape, dtype: DType, device: &Device) -> Tens
     Tensor::create(Op::Random { kind, shape, dtype, key, offset }, device)
 }
 
+/// # Random numbers
 impl Tensor {
     /// Uniform in [0, 1), f32.
     #[track_caller]
@@ -136,5 +137,77 @@ impl Tensor {
     pub fn bernoulli(p: f64, shape: impl Into<Shape>, device: &Device) -> Tensor {
         let _method = method("bernoulli");
         Tensor::rand(shape, device).lt(p)
+    }
+
+    /// True with the probability that each element is, bool.
+    #[doc(alias("bernoulli"))]
+    #[track_caller]
+    pub fn bernoulli_each(&self) -> Tensor {
+        let _method = method("bernoulli_each");
+        let p = self.detach();
+        Tensor::rand(p.shape(), p.value.device()).lt(&p)
+    }
+
+    /// Uniform in [0, 1), in this tensor's shape, dtype and device.
+    #[track_caller]
+    pub fn rand_like(&self) -> Tensor {
+        let _method = method("rand_like");
+        Tensor::rand_as(self.shape(), self.dtype(), self.value.device())
+    }
+
+    /// Standard normal, in this tensor's shape, dtype and device.
+    #[track_caller]
+    pub fn randn_like(&self) -> Tensor {
+        let _method = method("randn_like");
+        Tensor::randn_as(self.shape(), self.dtype(), self.value.device())
+    }
+
+    /// Integers in `low..high`, in this tensor's shape, dtype and device.
+    #[track_caller]
+    pub fn randint_like(&self, low: i64, high: i64) -> Tensor {
+        let _method = method("randint_like");
+        Tensor::randint(low, high, self.shape(), self.value.device()).to_dtype(self.dtype())
+    }
+
+    /// The integers below `n` in random order, i64.
+    #[track_caller]
+    pub fn randperm(n: usize, device: &Device) -> Tensor {
+        let _method = method("randperm");
+        // Of equal bits, which 2^32 of them hardly have, the lower comes first.
+        random(RandomKind::Bits, [n].into(), DType::U64, device).argsort(0, false)
+    }
+
+    /// Indices of the last axis drawn `count` times, i64, with chances that are in proportion to these weights: with
+    /// replacement, or each at most once.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let weights = Tensor::from_slice(&[0.0f32, 3.0, 0.0], [3], &Device::cpu());
+    /// assert_eq!(weights.multinomial(2, true).to_vec::<i64>().unwrap(), [1, 1]);
+    /// ```
+    ///
+    /// # Panics
+    /// If these are no floats, or fewer than `count` and none is replaced.
+    #[doc(alias("Categorical"))]
+    #[track_caller]
+    pub fn multinomial(&self, count: usize, replacement: bool) -> Tensor {
+        let _method = method("multinomial");
+        let shape = self.shape();
+        let fits = (1..=2).contains(&shape.len()) && self.dtype().is_float();
+        assert!(fits, "multinomial: {} is not [N] or [B, N] of floats", self.meta());
+        let (n, device) = (self.dim(-1), self.value.device());
+        assert!(n > 0, "multinomial: no weights in shape {shape:?}");
+        let weights = self.detach().to_dtype(DType::F64);
+        let mut drawn = shape;
+        drawn[shape.len() - 1] = count;
+        if replacement {
+            let sums = weights.cumsum(-1);
+            let at = Tensor::rand_as(drawn, DType::F64, device) * sums.narrow(-1, n as isize - 1, 1);
+            return sums.searchsorted(&at, true).minimum(n - 1);
+        }
+        assert!(count <= n, "multinomial: {count} of {n} without replacement");
+        // The order of exponential waiting times. What has no weight comes last, as if it never came.
+        let wait = -(1.0 - Tensor::rand_as(shape, DType::F64, device)).log();
+        (wait / weights).topk(count, -1, false).1
     }
 }

@@ -1,12 +1,13 @@
 //! Reading values back: the points where the world's failures become `Result`s.
 
 use crate::{Element, Error, Tensor, lane};
-use kiln_device::{Bytes, Data, Pending};
+use kiln_device::{Bytes, Data, Pending, method};
 use kiln_ir::{DType, Op, Scalar};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+/// # Values read back
 impl Tensor {
     /// The content, as bytes with dtype and shape. Waits until it is computed.
     ///
@@ -65,6 +66,30 @@ impl Tensor {
     /// Like [`Tensor::to_vec`], with a limit on the wait.
     pub fn to_vec_timeout<T: Element>(&self, limit: Duration) -> Result<Vec<T>, Error> {
         elements(self.to_data_timeout(limit)?)
+    }
+
+    /// Whether both have the same shape and elements. Waits for them. NaN equals nothing.
+    #[track_caller]
+    pub fn equal(&self, other: &Tensor) -> Result<bool, Error> {
+        let _method = method("equal");
+        if self.shape() != other.shape() {
+            return Ok(false);
+        }
+        self.detach().eq(other.detach()).all(()).item()
+    }
+
+    /// Whether all elements are close, as [`Tensor::isclose`] says; operands broadcast. Waits for them.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let x = Tensor::ones([2], &Device::cpu());
+    /// assert!(x.allclose(&(&x + 1e-9), 1e-5, 1e-8)?);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[track_caller]
+    pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64) -> Result<bool, Error> {
+        let _method = method("allclose");
+        self.isclose(other, rtol, atol, false).all(()).item()
     }
 
     /// The only element. Any dtype can be read as a float, rounded to nearest, and an integer or a bool as every integer

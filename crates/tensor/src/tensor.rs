@@ -13,6 +13,10 @@ use std::sync::Arc;
 /// Cloning is cheap and shares the value. Operations return at once: they are recorded and computed when something is
 /// read. An operation that does not fit its operands panics at the caller's line; what fails while computing is told
 /// where the result is read.
+///
+/// Methods are grouped by theme, each under a heading of its own, and can be searched by PyTorch's names where ours differ.
+/// Left out on purpose: complex numbers, Fourier transforms, decompositions and solvers of linear algebra, `vmap`, and
+/// probability distributions as objects.
 #[derive(Clone)]
 #[must_use = "operations give a new tensor and change none"]
 pub struct Tensor {
@@ -20,6 +24,7 @@ pub struct Tensor {
     pub(crate) edge: Option<Edge>,
 }
 
+/// # Facts
 impl Tensor {
     /// A tensor from host data.
     pub fn from_data(data: Data, device: &Device) -> Tensor {

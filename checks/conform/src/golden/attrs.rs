@@ -72,6 +72,14 @@ impl Attrs {
         })
     }
 
+    /// Two lists of integers, or two integers.
+    pub fn pairs(&self, key: &str) -> Result<Option<Pairs>, String> {
+        self.read(key, "two lists of integers", |value| match &value.as_array()?[..] {
+            [a, b] => Some((list(a, int)?, list(b, int)?)),
+            _ => None,
+        })
+    }
+
     /// A list of numbers, or one alone.
     pub fn reals(&self, key: &str) -> Result<Option<Vec<f64>>, String> {
         self.read(key, "numbers", |value| list(value, |item| number(item).map(Number::to_f64)))
@@ -93,6 +101,9 @@ impl Attrs {
         self.read(key, "a dtype", |value| DType::from_name(value.as_str()?))
     }
 }
+
+/// Two lists of axes that belong together.
+type Pairs = (Vec<isize>, Vec<isize>);
 
 /// What must be there.
 pub(super) trait Must<T> {

@@ -3,6 +3,7 @@
 
 use super::attrs::{Attrs, Must};
 use super::options::*;
+use super::{functions, losses};
 use kiln_tensor::{DType, Interpolate, Reduction, Tensor};
 
 /// The outputs of an operator, or why there are none.
@@ -113,7 +114,6 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         "argsort" => one(x.argsort(dim(a, -1)?, a.flag("descending")?.unwrap_or(false))),
         "topk" => two(x.topk(a.size("k").must("k")?, dim(a, -1)?, a.flag("largest")?.unwrap_or(true))),
         "nonzero" => one(x.nonzero().map_err(|e| e.to_string())?),
-        "masked_select" => one(x.masked_select(input(1)?).map_err(|e| e.to_string())?),
 
         // Products and windows.
         "matmul" => one(x.matmul(input(1)?)),
@@ -172,7 +172,7 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         "binary_cross_entropy_with_logits" => {
             let each = |r| x.binary_cross_entropy_with_logits(&inputs[1], r);
             match inputs.get(2) {
-                Some(weight) => one(reduced(each(Reduction::None) * weight, reduction(a)?)),
+                Some(weight) => one(losses::reduced(each(Reduction::None) * weight, reduction(a)?)),
                 None => loss(a, each, inputs, 2),
             }
         }
@@ -187,9 +187,19 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
         }
         _ => match elementwise(op, inputs) {
             Some(out) => one(out),
-            None => Err(format!("operator `{op}` is not known")),
+            None => elsewhere(op, a, inputs)?.ok_or_else(|| format!("operator `{op}` is not known")),
         },
     }
+}
+
+/// An operator of one of the other tables.
+fn elsewhere(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>, String> {
+    for table in [functions::apply, losses::apply] {
+        if let Some(outputs) = table(op, a, inputs)? {
+            return Ok(Some(outputs));
+        }
+    }
+    Ok(None)
 }
 
 /// An operator of the IR's tables.
@@ -287,14 +297,6 @@ fn shared_heads(query: &Tensor, heads: &Tensor) -> Tensor {
     wide.insert(axis + 1, times);
     shape[axis] *= times;
     heads.unsqueeze(axis as isize + 1).expand(wide).reshape(shape)
-}
-
-fn reduced(losses: Tensor, reduction: Reduction) -> Tensor {
-    match reduction {
-        Reduction::None => losses,
-        Reduction::Mean => losses.mean(()),
-        Reduction::Sum => losses.sum(()),
-    }
 }
 
 /// A loss of exactly `count` inputs.

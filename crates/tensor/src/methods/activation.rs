@@ -3,6 +3,7 @@
 use crate::Tensor;
 use kiln_device::method;
 
+/// # Activations with parameters
 impl Tensor {
     /// x held between 0 and 6.
     #[track_caller]
@@ -65,6 +66,13 @@ impl Tensor {
     pub fn threshold(&self, threshold: f64, value: f64) -> Tensor {
         let _method = method("threshold");
         self.masked_fill(&self.le(threshold), value)
+    }
+
+    /// `x / (1 + |x|)`.
+    #[track_caller]
+    pub fn softsign(&self) -> Tensor {
+        let _method = method("softsign");
+        self / (self.abs() + 1)
     }
 
     /// The first half of an axis times the sigmoid of the second.

@@ -114,6 +114,7 @@ impl std::fmt::Display for ConvOptions {
 
 macro_rules! convolutions {
     ($($n:literal $conv:ident $transpose:ident $axes:literal;)*) => {
+        /// # Convolutions
         impl Tensor {
             $(
                 #[doc = concat!("Convolution over ", $axes, ": `[N, C, ..]` or `[C, ..]` with a weight `[O, C / groups, ..]` and a bias `[O]`.")]
@@ -238,7 +239,7 @@ fn channels(name: &str, x: &Tensor, want: usize, w: &Tensor) {
 }
 
 #[track_caller]
-fn geometry(name: &str, n: usize, options: &ConvOptions) -> Conv {
+pub(super) fn geometry(name: &str, n: usize, options: &ConvOptions) -> Conv {
     let Ok(groups) = u32::try_from(options.groups) else {
         panic!("{name}: {} groups are too many", options.groups)
     };
@@ -271,6 +272,7 @@ fn finished(name: &str, y: Tensor, bias: Option<&Tensor>, single: bool) -> Tenso
     if single { y.squeeze(0) } else { y }
 }
 
+/// # Windows taken out
 impl Tensor {
     /// The windows that a convolution slides over `[N, C, H, W]` or `[C, H, W]`, as columns: `[N, C * kernel, windows]`.
     #[track_caller]
@@ -281,25 +283,9 @@ impl Tensor {
         let x = if single { self.unsqueeze(0) } else { self.clone() };
         let conv = geometry("unfold", 2, &options);
         let kernel = kernel.into().resolve("unfold", "kernel", 2, 1).map(|k| k as usize);
-        let low = match options.padding {
-            Padding::Each(extents) => extents.resolve("unfold", "padding", 2, 0).map(|p| p as isize),
-            Padding::Valid => [0; 3],
-            Padding::Same => panic!("unfold: padding that keeps the extents is not defined for it"),
-        };
+        let low = padded("unfold", &options);
         let x = x.pad(&[low[1], low[1], low[0], low[0]], super::PadMode::Constant(0.0));
-        let mut counts = [0; 2];
-        for i in 0..2 {
-            let (stride, dilation) = (conv.stride[i] as usize, conv.dilation[i] as usize);
-            assert!(
-                kernel[i] > 0 && stride > 0 && dilation > 0,
-                "unfold: kernel, stride and dilation are at least 1"
-            );
-            let span = (kernel[i] - 1) * dilation + 1;
-            let Some(rest) = x.shape()[i + 2].checked_sub(span) else {
-                panic!("unfold: a window of {span} does not fit axis {} of shape {:?}", i + 2, x.shape())
-            };
-            counts[i] = rest / stride + 1;
-        }
+        let counts = counts("unfold", [x.shape()[2], x.shape()[3]], kernel, &conv);
         // Each spatial axis becomes [taps, windows] by one indexed read.
         let device = x.value.device();
         let rows = places(kernel[0], counts[0], conv.dilation[0], conv.stride[0], device);
@@ -311,9 +297,47 @@ impl Tensor {
     }
 }
 
+/// Zeros at each end of rows and columns.
+#[track_caller]
+pub(super) fn padded(name: &str, options: &ConvOptions) -> [isize; 2] {
+    match options.padding {
+        Padding::Each(extents) => {
+            let [rows, columns, _] = extents.resolve(name, "padding", 2, 0);
+            [rows as isize, columns as isize]
+        }
+        Padding::Valid => [0; 2],
+        Padding::Same => panic!("{name}: padding that keeps the extents is not defined for it"),
+    }
+}
+
+/// How many windows there are along rows and columns of these extents.
+#[track_caller]
+pub(super) fn counts(name: &str, extents: [usize; 2], kernel: [usize; 3], conv: &Conv) -> [usize; 2] {
+    let mut counts = [0; 2];
+    for i in 0..2 {
+        let (stride, dilation) = (conv.stride[i] as usize, conv.dilation[i] as usize);
+        assert!(
+            kernel[i] > 0 && stride > 0 && dilation > 0,
+            "{name}: kernel, stride and dilation are at least 1"
+        );
+        let span = (kernel[i] - 1) * dilation + 1;
+        let Some(rest) = extents[i].checked_sub(span) else {
+            panic!("{name}: a window of {span} does not fit an axis of {}", extents[i])
+        };
+        counts[i] = rest / stride + 1;
+    }
+    counts
+}
+
 /// The index of each tap of each window: `[taps, windows]`.
 #[track_caller]
-fn places(taps: usize, windows: usize, dilation: u32, stride: u32, device: &crate::Device) -> Tensor {
+pub(super) fn places(
+    taps: usize,
+    windows: usize,
+    dilation: u32,
+    stride: u32,
+    device: &crate::Device,
+) -> Tensor {
     let tap = Tensor::create(Op::Iota { shape: [taps, 1].into(), dtype: DType::I64, axis: 0 }, device);
     let window = Tensor::create(Op::Iota { shape: [1, windows].into(), dtype: DType::I64, axis: 1 }, device);
     tap * dilation as i64 + window * stride as i64

@@ -5,6 +5,7 @@ use crate::{DType, Number, Tensor};
 use kiln_device::method;
 use kiln_ir::{Binary, Op};
 
+/// # Elementwise: conversion, choice, logic
 impl Tensor {
     /// The elements as another dtype. Floats are rounded to nearest, cut towards 0 on the way to integers, and packed
     /// on the way to quantised dtypes; to bool means "is not 0".
@@ -153,7 +154,7 @@ impl Tensor {
 
     /// A number of this tensor's dtype and device, rank 0.
     #[track_caller]
-    pub(super) fn constant(&self, value: impl Into<Number>) -> Tensor {
+    pub(crate) fn constant(&self, value: impl Into<Number>) -> Tensor {
         Tensor::full([], value, self.dtype().unpacked(), self.value.device())
     }
 

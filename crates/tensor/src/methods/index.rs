@@ -4,6 +4,7 @@ use crate::{DType, Tensor};
 use kiln_device::method;
 use kiln_ir::{GatherKind, Op, ScatterKind};
 
+/// # Read and written along an axis
 impl Tensor {
     /// One element for each index: `y[i][j] = x[index[i][j]][j]` along axis 0.
     #[track_caller]

@@ -7,6 +7,7 @@ use kiln_device::method;
 use kiln_ir::{Move, Op, promote};
 use std::borrow::Borrow;
 
+/// # Joined, split and repeated
 impl Tensor {
     /// Tensors one after another along an axis, in the dtype they meet in. Empty tensors of rank 1 fit everything.
     ///

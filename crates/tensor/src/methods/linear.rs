@@ -1,13 +1,15 @@
 //! Products of matrices. A quantised right operand goes into the product packed.
 
+use super::Axes;
 use crate::Tensor;
 use kiln_device::method;
 use kiln_ir::{Op, Shape, promote};
 
+/// # Products of matrices and vectors
 impl Tensor {
     /// The product of matrices `[.., M, K]` and `[.., K, N]`, leading axes broadcast. A vector on the left is a row, on
     /// the right a column, and that axis is dropped from the result.
-    #[doc(alias("mm", "bmm"))]
+    #[doc(alias("mm", "mv", "dot"))]
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Tensor {
         let _method = method("matmul");
@@ -64,6 +66,85 @@ impl Tensor {
             Some(bias) => y + bias,
             None => y,
         }
+    }
+
+    /// The product of batches of matrices, `[B, M, K]` with `[B, K, N]`, without broadcasting.
+    #[track_caller]
+    pub fn bmm(&self, other: &Tensor) -> Tensor {
+        let _method = method("bmm");
+        let (a, b) = (self.shape(), other.shape());
+        let fits = a.len() == 3 && b.len() == 3 && a[0] == b[0] && a[2] == b[1];
+        assert!(fits, "bmm: shapes {a:?} and {b:?} are not [B, M, K] and [B, K, N]");
+        self.matmul(other)
+    }
+
+    /// `beta * x + alpha * (a b)` with matrices a and b; x broadcasts. With a `beta` of 0, x does not count even where it
+    /// is NaN.
+    #[doc(alias("addmv"))]
+    #[track_caller]
+    pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Tensor {
+        let _method = method("addmm");
+        added(self, a.matmul(b), beta, alpha)
+    }
+
+    /// `beta * x + alpha * (a b)` with batches of matrices a and b; x broadcasts.
+    #[track_caller]
+    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Tensor {
+        let _method = method("baddbmm");
+        added(self, a.bmm(b), beta, alpha)
+    }
+
+    /// Each element of this vector times each of another: a matrix.
+    #[doc(alias("ger"))]
+    #[track_caller]
+    pub fn outer(&self, other: &Tensor) -> Tensor {
+        let _method = method("outer");
+        let (a, b) = (self.shape(), other.shape());
+        assert!(a.len() == 1 && b.len() == 1, "outer: shapes {a:?} and {b:?} are not vectors");
+        self.unsqueeze(1) * other.unsqueeze(0)
+    }
+
+    /// The sum of products over the last `axes` axes of this tensor and the first of another.
+    #[track_caller]
+    pub fn tensordot(&self, other: &Tensor, axes: usize) -> Tensor {
+        let _method = method("tensordot");
+        let n = self.rank().checked_sub(axes);
+        let Some(first) = n.filter(|_| axes <= other.rank()) else {
+            panic!("tensordot: {axes} axes of shapes {:?} and {:?}", self.shape(), other.shape())
+        };
+        let ours: Vec<isize> = (first..self.rank()).map(|axis| axis as isize).collect();
+        let theirs: Vec<isize> = (0..axes as isize).collect();
+        self.tensordot_axes(other, &ours, &theirs)
+    }
+
+    /// The sum of products over pairs of axes: one of this tensor with one of another each.
+    #[doc(alias("tensordot"))]
+    #[track_caller]
+    pub fn tensordot_axes(&self, other: &Tensor, ours: &[isize], theirs: &[isize]) -> Tensor {
+        let _method = method("tensordot_axes");
+        let (a, b) = (Axes::new(ours).list("tensordot", self), Axes::new(theirs).list("tensordot", other));
+        let (ours, theirs) = (self.shape(), other.shape());
+        let fits = a.len() == b.len() && a.iter().zip(&b).all(|(&i, &j)| ours[i] == theirs[j]);
+        assert!(fits, "tensordot: axes {a:?} of shape {ours:?} and {b:?} of {theirs:?} do not fit together");
+        let kept = |shape: &Shape, axes: &[usize]| -> Vec<usize> {
+            (0..shape.len()).filter(|axis| !axes.contains(axis)).map(|axis| shape[axis]).collect()
+        };
+        let (rows, columns) = (kept(&ours, &a), kept(&theirs, &b));
+        let inner: usize = a.iter().map(|&axis| ours[axis]).product();
+        let x = self.moved_last(&a).reshape([rows.iter().product(), inner]);
+        let y = other.moved_last(&b).reshape([columns.iter().product(), inner]);
+        x.matmul_t(&y).reshape([rows, columns].concat())
+    }
+}
+
+/// `beta * x + alpha * y`, without factors of 1.
+#[track_caller]
+fn added(x: &Tensor, y: Tensor, beta: f64, alpha: f64) -> Tensor {
+    let y = if alpha == 1.0 { y } else { y * alpha };
+    match beta {
+        0.0 => y,
+        1.0 => x + y,
+        beta => x * beta + y,
     }
 }
 

@@ -1,5 +1,13 @@
 //! Losses. Each is computed element by element and then reduced.
 
+mod ctc;
+mod likelihood;
+mod margin;
+
+pub use ctc::CtcOptions;
+pub use likelihood::PoissonOptions;
+pub use margin::{MarginOptions, TripletOptions};
+
 use crate::{DType, Shape, Tensor};
 use kiln_device::method;
 
@@ -34,6 +42,7 @@ impl Default for ClassOptions {
     }
 }
 
+/// # Losses
 impl Tensor {
     /// The squared distance from `target`.
     #[doc(alias("MSELoss"))]
@@ -44,6 +53,7 @@ impl Tensor {
     }
 
     /// The distance from `target`.
+    #[doc(alias("L1Loss"))]
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Tensor {
         let _method = method("l1_loss");
@@ -51,7 +61,7 @@ impl Tensor {
     }
 
     /// Half the squared distance from `target` up to `delta`, and linear with slope `delta` from there on.
-    #[doc(alias("smooth_l1_loss"))]
+    #[doc(alias("HuberLoss"))]
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Tensor {
         let _method = method("huber_loss");
@@ -60,6 +70,19 @@ impl Tensor {
         // Only what is below delta is squared, so that a far outlier has a finite gradient.
         let near = distance.minimum(delta);
         reduced(near.square() * 0.5 + (distance - near) * delta, reduction)
+    }
+
+    /// [`Tensor::huber_loss`] divided by its `delta`, which is called `beta` here: linear with slope 1 from there on. At a
+    /// `beta` of 0 it is [`Tensor::l1_loss`].
+    #[doc(alias("SmoothL1Loss"))]
+    #[track_caller]
+    pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Tensor {
+        let _method = method("smooth_l1_loss");
+        assert!(beta >= 0.0, "smooth_l1_loss: beta {beta} is negative");
+        match beta == 0.0 {
+            true => self.l1_loss(target, reduction),
+            false => self.huber_loss(target, beta, reduction) / beta,
+        }
     }
 
     /// The mean cross entropy of classes along axis 1 (0 for rank 1), given as logits. Targets are integer classes
@@ -113,6 +136,7 @@ impl Tensor {
     }
 
     /// The mean negative log-probability of the targets, with classes along axis 1 (0 for rank 1).
+    #[doc(alias("NLLLoss"))]
     #[track_caller]
     pub fn nll_loss(&self, target: &Tensor) -> Tensor {
         let _method = method("nll_loss");
@@ -137,6 +161,7 @@ impl Tensor {
 
     /// The divergence `target * (log(target) - x)` of log-probabilities x from the probabilities `target`. The mean is
     /// over all elements; divide the sum by the batch's size for the mathematical one.
+    #[doc(alias("KLDivLoss", "batchmean"))]
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, reduction: Reduction) -> Tensor {
         let _method = method("kl_div");

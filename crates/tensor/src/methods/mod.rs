@@ -4,21 +4,32 @@
 //! from theirs. Where a formula would leak NaN into a gradient, the unsafe operand is replaced before the operation,
 //! not after. What does not fit panics at the caller's line.
 
+mod arrange;
 mod axes;
+mod diagonal;
 mod join;
 mod pad;
 mod shape;
 mod slice;
 
 mod activation;
+mod arithmetic;
 mod elementwise;
+mod extremes;
 mod reduce;
+mod special;
 mod statistics;
 
+mod advanced;
 mod index;
 mod order;
+mod sets;
 
 mod conv;
+mod distance;
+mod einsum;
+mod fold;
+mod grid;
 mod linear;
 mod loss;
 mod norm;
@@ -28,8 +39,12 @@ mod resize;
 
 pub use axes::{Axes, Dimensions, Extents};
 pub use conv::{ConvOptions, Padding};
-pub use loss::{ClassOptions, Reduction};
+pub use einsum::einsum;
+pub use extremes::Quantile;
+pub use grid::{GridMode, GridOptions, GridPadding};
+pub use loss::{ClassOptions, CtcOptions, MarginOptions, PoissonOptions, Reduction, TripletOptions};
 pub use pad::PadMode;
 pub use pool::PoolOptions;
 pub use resize::Interpolate;
+pub use sets::Unique;
 pub use slice::{TensorIndex, TensorIndices, step_by};

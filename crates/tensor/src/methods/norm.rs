@@ -5,6 +5,7 @@ use crate::{DType, Shape, Tensor};
 use kiln_device::method;
 use kiln_ir::{AxisSet, Named, Op, Real, broadcast, promote};
 
+/// # Normalisation and attention
 impl Tensor {
     /// `exp(x)` over its sum along an axis.
     #[track_caller]

@@ -4,6 +4,7 @@ use crate::{DType, Error, Tensor};
 use kiln_device::method;
 use kiln_ir::Op;
 
+/// # Sorted
 impl Tensor {
     /// The elements along an axis in order, and the i64 indices they come from. Equal elements stay in their order;
     /// NaN is above everything.

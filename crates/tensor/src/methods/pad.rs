@@ -30,6 +30,7 @@ impl std::fmt::Display for PadMode {
     }
 }
 
+/// # Grown at the edges, triangles
 impl Tensor {
     /// Grown at the edges by pairs of numbers (before, after), the first pair for the last axis, as in PyTorch. A
     /// negative number cuts elements off.

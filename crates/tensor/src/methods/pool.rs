@@ -82,6 +82,7 @@ impl std::fmt::Display for PoolOptions {
 
 macro_rules! pools {
     ($($n:literal $max:ident $indices:ident $avg:ident $adaptive:ident $axes:literal;)*) => {
+        /// # Pooling
         impl Tensor {
             $(
                 #[doc = concat!("The largest element of each window over ", $axes, " of `[N, C, ..]` or `[C, ..]`.")]

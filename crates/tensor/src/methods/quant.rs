@@ -2,6 +2,7 @@
 
 use crate::{DType, Tensor};
 
+/// # Quantised
 impl Tensor {
     /// The elements packed as q8 or q4. There is no gradient through packing.
     ///

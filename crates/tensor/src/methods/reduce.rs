@@ -7,6 +7,7 @@ use kiln_ir::{AxisSet, Op, ReduceKind, ScanKind};
 
 macro_rules! reductions {
     ($($kind:ident $name:ident $keep:ident $($alias:literal)? : $doc:literal;)*) => {
+        /// # Reductions
         impl Tensor {
             $(
                 #[doc = $doc]
@@ -59,6 +60,7 @@ fn summable(x: &Tensor) -> Tensor {
     }
 }
 
+/// # Reductions: places, and running ones
 impl Tensor {
     /// The i64 index of the first largest element along an axis, or in the flattened tensor for `()`. NaN counts as
     /// largest.

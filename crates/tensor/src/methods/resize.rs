@@ -26,6 +26,7 @@ pub enum Interpolate {
     Area,
 }
 
+/// # Resized images
 impl Tensor {
     /// The spatial axes of `[N, C, ..]`, one to three, changed to `size`.
     #[doc(alias("upsample", "resize"))]

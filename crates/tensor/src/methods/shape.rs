@@ -5,6 +5,7 @@ use crate::{Shape, Tensor};
 use kiln_device::method;
 use kiln_ir::{AxisSet, Dims, MAX_RANK, Move, Op};
 
+/// # Shapes and axes
 impl Tensor {
     /// The same elements in row-major order under another shape. One extent may be -1: what is left over.
     ///

@@ -5,6 +5,7 @@ use kiln_device::method;
 use kiln_ir::{AxisSet, Move, Op};
 use std::ops::{Range, RangeFrom, RangeFull, RangeInclusive, RangeTo, RangeToInclusive};
 
+/// # Parts
 impl Tensor {
     /// The elements from `start` on, `length` of them, along an axis. A negative start counts from the end.
     #[doc(alias("slice"))]
@@ -35,7 +36,7 @@ impl Tensor {
 
     /// A copy with every `step`-th element of `start..end` along an axis replaced by `value`, which broadcasts and
     /// takes this tensor's dtype.
-    #[doc(alias("index_put", "__setitem__"))]
+    #[doc(alias("slice_scatter", "__setitem__"))]
     #[track_caller]
     pub fn slice_assign(&self, axis: isize, start: isize, end: isize, step: usize, value: &Tensor) -> Tensor {
         let _method = method("slice_assign");
@@ -58,19 +59,22 @@ impl Tensor {
     }
 
     /// A part of the tensor: one [`TensorIndex`] for each leading axis, as a tuple. An integer drops its axis, a range
-    /// keeps it, [`step_by`] adds a step.
+    /// keeps it, [`step_by`] adds a step. Tensors of integers are read together: they broadcast, and their common shape
+    /// stands in the place of their axes if these are neighbours, else before all others; negative ones count from the end.
     ///
     /// ```
     /// # use kiln_tensor::*;
     /// let x = Tensor::arange(0, 24, 1, &Device::cpu()).reshape([2, 3, 4]);
     /// assert_eq!(x.index((-1, 1.., step_by(.., 2))).to_vec::<i64>().unwrap(), [16, 18, 20, 22]);
     /// assert_eq!(x.index(0).shape()[..], [3, 4]);
+    /// let last = Tensor::from_slice(&[-1i64, 0], [2], &Device::cpu());
+    /// assert_eq!(x.index((&last, 0, &last)).to_vec::<i64>().unwrap(), [15, 0]);
     /// ```
     #[doc(alias("slice", "__getitem__"))]
     #[track_caller]
     pub fn index(&self, indices: impl TensorIndices) -> Tensor {
         let _method = method("index");
-        let (mut out, mut dropped) = (self.clone(), AxisSet::default());
+        let (mut out, mut dropped, mut picks) = (self.clone(), AxisSet::default(), Vec::new());
         let indices = indices.list();
         assert!(indices.len() <= self.rank(), "index: {} indices of shape {:?}", indices.len(), self.shape());
         for (axis, part) in indices.into_iter().enumerate() {
@@ -84,10 +88,12 @@ impl Tensor {
                     let (start, end) = bounds(self.shape()[axis], start, end);
                     out = slice(&out, axis, start, end, step);
                 }
+                TensorIndex::Tensor(index) => picks.push((axis - dropped.len(), index)),
             }
         }
         let shape = out.shape().reduced(dropped, false);
-        out.reshape(shape)
+        let out = out.reshape(shape);
+        if picks.is_empty() { out } else { super::advanced::read(&out, &picks) }
     }
 
     /// An index of an axis, counted from the start.
@@ -121,7 +127,7 @@ fn bounds(extent: usize, start: Option<isize>, end: Option<isize>) -> (usize, us
 }
 
 /// What is taken of an axis.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone)]
 pub enum TensorIndex {
     /// One index; the axis is dropped. Negative ones count from the end.
     At(isize),
@@ -134,12 +140,26 @@ pub enum TensorIndex {
         /// Distance, at least 1.
         step: usize,
     },
+    /// The indices that a tensor of integers holds.
+    Tensor(Tensor),
+}
+
+impl From<&Tensor> for TensorIndex {
+    fn from(index: &Tensor) -> TensorIndex {
+        TensorIndex::Tensor(index.clone())
+    }
+}
+
+impl TensorIndices for &Tensor {
+    fn list(self) -> Vec<TensorIndex> {
+        vec![self.into()]
+    }
 }
 
 /// Every `step`-th element of a range.
 ///
 /// # Panics
-/// If the step is 0, or `range` is a single index.
+/// If the step is 0, or `range` is not a range.
 #[track_caller]
 pub fn step_by(range: impl Into<TensorIndex>, step: usize) -> TensorIndex {
     assert!(step > 0, "step_by: the step is 0");
@@ -148,10 +168,11 @@ pub fn step_by(range: impl Into<TensorIndex>, step: usize) -> TensorIndex {
             TensorIndex::Slice { start, end, step: inner * step }
         }
         TensorIndex::At(index) => panic!("step_by: {index} is not a range"),
+        TensorIndex::Tensor(index) => panic!("step_by: a tensor of shape {:?} is not a range", index.shape()),
     }
 }
 
-/// One or several [`TensorIndex`]s: an integer, a range, [`step_by`], or a tuple of those.
+/// One or several [`TensorIndex`]s: an integer, a range, [`step_by`], a tensor of integers, or a tuple of those.
 pub trait TensorIndices {
     /// The indices, for the leading axes in order.
     fn list(self) -> Vec<TensorIndex>;

@@ -5,6 +5,7 @@ use crate::{DType, Tensor};
 use kiln_device::method;
 use kiln_ir::AxisSet;
 
+/// # Reductions: statistics and norms
 impl Tensor {
     /// The variance over axes: squared distances from the mean, summed and divided by their number less `correction`
     /// (0 for the population, 1 for a sample).
