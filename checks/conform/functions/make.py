@@ -99,6 +99,8 @@ case("median", torch.median, [torch.tensor([[1.0, nan, 3.0, 0.0], [4.0, 2.0, 3.0
 case("kthvalue", torch.kthvalue, [R(3, 5)], {"k": 2, "dim": 1, "keepdim": True})
 for word in ["linear", "lower", "higher", "nearest", "midpoint"]:
     case("quantile", lambda x, q, **a: torch.quantile(x, torch.tensor(q, dtype=x.dtype), **a), [R(3, 5)], {"q": [0.1, 0.6, 1.0], "dim": 1, "interpolation": word})
+case("median", torch.median, [I(5, 3, 9, 1)], {"dim": 0})
+case("max", torch.max, [torch.tensor([[5, 3], [3, 9]])], {"dim": 0})
 case("quantile", torch.quantile, [R(3, 4)], {"q": 0.3})
 case("quantile", torch.quantile, [R(3, 4)], {"q": 0.3, "keepdim": True})
 case("quantile", torch.quantile, [R(3, 4)], {"q": 0.3, "dim": 0, "keepdim": True})
@@ -161,6 +163,10 @@ case("searchsorted", torch.searchsorted, [I(1, 3, 5), torch.tensor([[0, 1, 2], [
 case("bucketize", torch.bucketize, [torch.tensor([0.0, 1.0, 2.5, 9.0]), torch.tensor([1.0, 2.0, 3.0])], {"right": True}, grads=[])
 case("isin", torch.isin, [torch.tensor([[1, 2], [3, 4]]), I(4, 1, 7)])
 case("histc", torch.histc, [torch.tensor([0.0, 0.1, 0.5, 0.99, 1.0, -1.0, 2.0])], {"bins": 4, "min": 0.0, "max": 1.0}, grads=[])
+case("unique", lambda x, dim: torch.unique(x, return_inverse=True, return_counts=True, dim=dim), [torch.tensor([[2, 1, 2, 0], [1, 3, 1, 3], [0, 0, 0, 9]])], {"dim": 1})
+case("index", lambda x, i: x[i], [R(3, 2), torch.tensor([True, False, True])])
+case("index", lambda x, i: x[i], [R(3, 2, 2), torch.tensor([[True, False], [False, True], [True, True]])])
+case("index_put", lambda x, i, v, accumulate: x.index_put((i,), v, accumulate), [R(3, 2), torch.tensor([True, False, True]), R(2)], {"accumulate": True})
 
 # Shapes.
 case("repeat_interleave", lambda x, i, dim: torch.repeat_interleave(x, i, dim), [R(3, 2), I(2, 0, 3)], {"dim": 0})
@@ -185,6 +191,7 @@ for mode in ["bilinear", "nearest", "bicubic"]:
             case("grid_sample", F.grid_sample, [R(2, 3, 4, 5), grid], {"mode": mode, "padding_mode": padding, "align_corners": align}, rel=2e-4, abs=2e-5)
 for padding in ["zeros", "border", "reflection"]:
     case("grid_sample", F.grid_sample, [R(1, 2, 3, 4, 5), R(1, 2, 2, 3, 3)], {"padding_mode": padding, "align_corners": False}, rel=2e-4, abs=2e-5)
+case("grid_sample", F.grid_sample, [R(1, 2, 3, 4, 5), R(1, 2, 2, 3, 3)], {"mode": "nearest", "align_corners": True})
 for align in [False, True]:
     case("affine_grid", F.affine_grid, [R(2, 2, 3)], {"size": [2, 1, 3, 4], "align_corners": align})
     case("affine_grid", F.affine_grid, [R(1, 3, 4)], {"size": [1, 1, 2, 3, 4], "align_corners": align})

@@ -72,7 +72,7 @@ pub mod prelude {
     };
     pub use kiln_tensor::{
         Axes, ClassOptions, ConvOptions, DType, Device, Error, Generator, Gradients, Interpolate, PadMode,
-        Padding, PoolOptions, Reduction, Shape, Tensor, checkpoint, grad, no_grad, seed, step_by,
+        Padding, PoolOptions, Reduction, Shape, Tensor, checkpoint, einsum, grad, no_grad, seed, step_by,
     };
 }
 

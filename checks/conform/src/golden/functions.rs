@@ -2,7 +2,7 @@
 
 use super::attrs::{Attrs, Must};
 use super::options::*;
-use kiln_tensor::{GridMode, GridOptions, GridPadding, Quantile, Tensor, einsum};
+use kiln_tensor::{DType, GridMode, GridOptions, GridPadding, Quantile, Tensor, TensorIndex, einsum};
 
 /// The outputs of a function, or `None` if it is not one of these.
 pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>, String> {
@@ -124,7 +124,7 @@ fn extremes(op: &str, a: &Attrs, inputs: &[Tensor]) -> Outputs {
 fn quantile(x: &Tensor, a: &Attrs, given: Option<&Tensor>) -> Result<Tensor, String> {
     let (q, several) = match given {
         Some(q) => {
-            let reals = told(q.to_dtype(kiln_tensor::DType::F64).to_vec::<f64>())?;
+            let reals = told(q.to_dtype(DType::F64).to_vec::<f64>())?;
             (reals, q.rank() > 0)
         }
         None => (a.reals("q").must("q")?, a.is_list("q")),
@@ -193,12 +193,12 @@ fn indices(op: &str, a: &Attrs, inputs: &[Tensor]) -> Outputs {
     let (x, y) = (input(inputs, 0)?, || input(inputs, 1));
     match op {
         "index" => {
-            let places: Vec<_> = inputs[1..].iter().map(Into::into).collect();
+            let places = places(&inputs[1..])?;
             one(x.index(&places[..]))
         }
         "index_put" => {
-            let Some((values, places)) = inputs[1..].split_last() else { return Err("no indices".into()) };
-            let places: Vec<_> = places.iter().map(Into::into).collect();
+            let Some((values, named)) = inputs[1..].split_last() else { return Err("no indices".into()) };
+            let places = places(named)?;
             one(match a.flag("accumulate")?.unwrap_or(false) {
                 true => x.index_put_add(&places[..], values),
                 false => x.index_put(&places[..], values),
@@ -214,11 +214,27 @@ fn indices(op: &str, a: &Attrs, inputs: &[Tensor]) -> Outputs {
     }
 }
 
+/// Indices as they are; a mask as the places where it holds.
+fn places(inputs: &[Tensor]) -> Result<Vec<TensorIndex>, String> {
+    let mut places = Vec::new();
+    for index in inputs {
+        match index.dtype() == DType::Bool {
+            true => places.extend(told(index.nonzero())?.unbind(1).iter().map(TensorIndex::from)),
+            false => places.push(index.into()),
+        }
+    }
+    Ok(places)
+}
+
 fn sets(op: &str, a: &Attrs, inputs: &[Tensor]) -> Outputs {
     let (x, y) = (input(inputs, 0)?, || input(inputs, 1));
     match op {
         "unique" | "unique_consecutive" if !a.has("dim") => {
             let unique = told(if op == "unique" { x.unique() } else { x.unique_consecutive() })?;
+            Ok(Some(vec![unique.values, unique.inverse, unique.counts]))
+        }
+        "unique" => {
+            let unique = told(x.unique_dim(a.int("dim").must("dim")?))?;
             Ok(Some(vec![unique.values, unique.inverse, unique.counts]))
         }
         "bincount" => {

@@ -1,7 +1,7 @@
 //! Axes and elements rearranged: moved, split, turned, repeated, and channels as pixels.
 
 use super::Axes;
-use crate::{DType, Error, Shape, Tensor};
+use crate::{DType, Error, Meta, Shape, Tensor};
 use kiln_device::method;
 use kiln_ir::Op;
 
@@ -89,7 +89,7 @@ impl Tensor {
         x.reshape([before, 1, rest]).broadcast_to([before, times, rest]).reshape(shape)
     }
 
-    /// Each element along an axis as often as `times` (integers, one for each) says. Waits for their sum.
+    /// Each element along an axis as often as `times` (integers, one for each) says. Waits for them.
     #[doc(alias("repeat_interleave"))]
     #[track_caller]
     pub fn repeat_interleave_each(&self, times: &Tensor, axis: isize) -> Result<Tensor, Error> {
@@ -103,11 +103,21 @@ impl Tensor {
             times.meta(),
             self.shape()
         );
-        let ends = times.to_dtype(DType::I64).cumsum(0);
-        let total = if extent == 0 { 0 } else { ends.select(0, -1).item::<i64>()?.max(0) as usize };
-        let place = Tensor::arange(0, total as i64, 1, &self.device());
+        let times = times.to_dtype(DType::I64);
+        let counts = times.to_vec::<i64>()?;
+        let outside = |index| Error::Index { op: "repeat_interleave".into(), index, length: usize::MAX };
+        let mut total = 0i64;
+        for count in counts {
+            let sum = total.checked_add(count).filter(|_| count >= 0);
+            total = sum.ok_or_else(|| outside(count))?;
+        }
+        let mut shape = x.shape();
+        shape[at] = usize::try_from(total).unwrap_or(usize::MAX);
+        Meta { dtype: x.dtype(), shape }.check()?;
+        Meta { dtype: DType::I64, shape: [shape[at]].into() }.check()?;
+        let place = Tensor::index_along([shape[at]], 0, x.value.device());
         // The element at a place is the first whose end lies behind it.
-        Ok(x.taken(at, &ends.searchsorted(&place, true)))
+        Ok(x.taken(at, &times.cumsum(0).searchsorted(&place, true)))
     }
 
     /// `[.., C * f * f, H, W]` as `[.., C, H * f, W * f]`: channels become finer pixels.

@@ -66,6 +66,28 @@ impl Tensor {
         let places = places(&mask.detach().truth().broadcast_to(shape))?;
         Ok(self.broadcast_to(shape).reshape([shape.numel()]).taken(0, &places))
     }
+
+    /// The parts where `mask` holds, in order, along one axis in the place of the leading axes that the mask covers. Waits for
+    /// their count.
+    ///
+    /// ```
+    /// # use kiln_tensor::*;
+    /// let x = Tensor::arange(0, 6, 1, &Device::cpu()).reshape([3, 2]);
+    /// let rows = x.index_where(&Tensor::from_slice(&[true, false, true], [3], &Device::cpu()))?;
+    /// assert_eq!(rows.to_vec::<i64>()?, [0, 1, 4, 5]);
+    /// # Ok::<(), Error>(())
+    /// ```
+    #[doc(alias("masked_select", "__getitem__"))]
+    #[track_caller]
+    pub fn index_where(&self, mask: &Tensor) -> Result<Tensor, Error> {
+        let _method = method("index_where");
+        let (shape, covered) = (self.shape(), mask.shape());
+        let fits = !covered.is_empty() && shape.starts_with(&covered);
+        assert!(fits, "index_where: a mask of shape {covered:?} for shape {shape:?}");
+        let places = places(&mask.detach().truth())?;
+        let flat = [&[covered.numel()], &shape[covered.len()..]].concat();
+        Ok(self.reshape(flat).taken(0, &places))
+    }
 }
 
 #[track_caller]

@@ -1,6 +1,6 @@
 //! Values as a set: the different ones, how many of each, and where they belong in a sorted list.
 
-use crate::{DType, Error, Tensor};
+use crate::{DType, Error, Meta, Tensor};
 use kiln_device::method;
 
 /// The different values of a tensor, see [`Tensor::unique`].
@@ -35,6 +35,29 @@ impl Tensor {
         let runs = runs(&sorted)?;
         let inverse = order.zeros_like().scatter(0, &order, &runs.inverse);
         Ok(Unique { inverse: inverse.reshape(self.shape()), ..runs })
+    }
+
+    /// The different slices along an axis in lexical order, and for each slice its place among them. Waits for their number. It
+    /// sorts once for each element of a slice.
+    #[doc(alias("unique"))]
+    #[track_caller]
+    pub fn unique_dim(&self, axis: isize) -> Result<Unique, Error> {
+        let _method = method("unique_dim");
+        let at = self.axis("unique_dim", axis) as isize;
+        let slices = self.detach().movedim(at, 0);
+        let shape = slices.shape();
+        let (n, width) = (shape[0], shape[1..].iter().product::<usize>());
+        let rows = slices.reshape([n, width]);
+        let mut order = Tensor::index_along([n], 0, self.value.device());
+        // Stable sorts, from the last element of a slice to the first.
+        for column in (0..width).rev() {
+            let keys = rows.select(1, column as isize).taken(0, &order);
+            order = order.taken(0, &keys.argsort(0, false));
+        }
+        let runs = runs(&rows.taken(0, &order))?;
+        let inverse = order.zeros_like().scatter(0, &order, &runs.inverse);
+        let shape = [&[runs.values.shape()[0]], &shape[1..]].concat();
+        Ok(Unique { values: runs.values.reshape(shape).movedim(0, at), inverse, ..runs })
     }
 
     /// The elements without repetitions of the one before, in their order. Waits for their number.
@@ -130,20 +153,20 @@ impl Tensor {
     }
 }
 
-/// The first of each run of equal elements of a vector.
+/// Each run of equal elements of a vector, or of equal rows of a matrix, once.
 #[track_caller]
 fn runs(x: &Tensor) -> Result<Unique, Error> {
-    let n = x.numel();
-    let device = x.value.device();
+    let (n, device) = (x.dim(0), x.value.device());
     if n == 0 {
         let none = Tensor::full([0], 0, DType::I64, device);
         return Ok(Unique { values: x.clone(), inverse: none.clone(), counts: none });
     }
-    let first = Tensor::full([1], 1, DType::Bool, device);
-    let starts = Tensor::cat(&[first, x.narrow(0, 1, n - 1).ne(x.narrow(0, 0, n - 1))], 0);
+    let differs = x.narrow(0, 1, n - 1).ne(x.narrow(0, 0, n - 1));
+    let differs = if x.rank() > 1 { differs.any(1) } else { differs };
+    let starts = Tensor::cat(&[Tensor::full([1], 1, DType::Bool, device), differs], 0);
     let inverse = starts.cumsum(0) - 1;
-    let values = x.masked_select(&starts)?;
-    let zeros = Tensor::full([values.numel()], 0, DType::I64, device);
+    let values = x.index_where(&starts)?;
+    let zeros = Tensor::full([values.dim(0)], 0, DType::I64, device);
     let counts = zeros.scatter_add(0, &inverse, &inverse.full_like(1));
     Ok(Unique { values, inverse, counts })
 }
@@ -157,6 +180,9 @@ fn counted(x: &Tensor, weights: &Tensor, minlength: usize) -> Result<Tensor, Err
     let index = x.to_dtype(DType::I64);
     let most = if x.numel() == 0 { -1 } else { index.amax(()).item::<i64>()? };
     let length = usize::try_from(most.saturating_add(1)).unwrap_or(0).max(minlength);
-    let zeros = Tensor::full([length], 0, weights.dtype().unpacked(), x.value.device());
+    let meta = Meta { dtype: weights.dtype().unpacked(), shape: [length].into() };
+    // The largest number is data: it may be more than there can be places.
+    meta.check()?;
+    let zeros = Tensor::full(meta.shape, 0, meta.dtype, x.value.device());
     Ok(zeros.scatter_add(0, &index, weights))
 }
