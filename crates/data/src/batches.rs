@@ -1,8 +1,9 @@
 //! The order of an epoch: (count, batch size, seed, epoch) → batches of indices.
 //!
 //! Nothing is kept between calls, so training that stops can go on at any epoch, and every worker of a group finds
-//! the same order by itself. The random numbers are splitmix64 read by position: the k-th is a pure function of the
-//! key and k (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
+//! the same order by itself.
+
+use crate::random::{below, key, splitmix64};
 
 /// Shuffles the indices `0..n` and cuts them into batches of `batch`; the last one is shorter where `n` does not
 /// divide evenly.
@@ -23,7 +24,12 @@
 pub fn batches(n: usize, batch: usize, seed: u64, epoch: u64) -> Vec<Vec<u32>> {
     assert!(batch > 0, "a batch needs at least one sample");
     let Ok(n) = u32::try_from(n) else { panic!("{n} samples are more than a 32-bit index can name") };
-    shuffled(n, key(seed, epoch)).chunks(batch).map(<[u32]>::to_vec).collect()
+    order(n, seed, epoch).chunks(batch).map(<[u32]>::to_vec).collect()
+}
+
+/// The order of an epoch.
+pub(crate) fn order(n: u32, seed: u64, epoch: u64) -> Vec<u32> {
+    shuffled(n, key(seed, epoch))
 }
 
 /// Fisher–Yates from the back: the place `i` is filled from the `i + 1` indices that are left.
@@ -35,34 +41,9 @@ fn shuffled(n: u32, key: u64) -> Vec<u32> {
     order
 }
 
-/// Two rounds, so that neighbours in `seed` and `epoch` share nothing. For one seed no two epochs have the same key.
-fn key(seed: u64, epoch: u64) -> u64 {
-    splitmix64(splitmix64(seed, 0), epoch)
-}
-
-/// Scales a random word to `0..bound` by the high half of a product. Its bias is at most `bound / 2^64`, under
-/// 2^-32 for any bound used here, so that no number is ever drawn twice and the position stays the only state.
-fn below(bound: u64, random: u64) -> usize {
-    ((u128::from(random) * u128::from(bound)) >> 64) as usize
-}
-
-/// The `k`-th output, from 0, of the splitmix64 generator with this seed.
-fn splitmix64(seed: u64, k: u64) -> u64 {
-    let mut z = seed.wrapping_add(k.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn splitmix64_agrees_with_published_values() {
-        let first: Vec<u64> = (0..3).map(|k| splitmix64(1234567, k)).collect();
-        assert_eq!(first, [6457827717110365317, 3203168211198807973, 9817491932198370423]);
-    }
 
     #[test]
     fn every_epoch_is_a_permutation() {

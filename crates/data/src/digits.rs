@@ -6,6 +6,7 @@
 use std::io::Read;
 use std::sync::OnceLock;
 
+use crate::{DataError, Dataset};
 use flate2::read::GzDecoder;
 
 /// The pixels of one image: 8 rows of 8.
@@ -86,6 +87,20 @@ impl Split {
     pub fn image(&self, index: usize) -> &[f32] {
         assert!(index < self.len(), "sample {index} of a split of {}", self.len());
         &self.pixels[index * PIXELS..][..PIXELS]
+    }
+}
+
+/// A sample is the 64 pixels of an image and its digit.
+impl Dataset for Split {
+    type Sample = (Vec<f32>, i64);
+
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn sample(&self, index: usize) -> Result<(Vec<f32>, i64), DataError> {
+        let &label = self.labels.get(index).ok_or(DataError::NoSample { len: self.labels.len() })?;
+        Ok((self.image(index).to_vec(), label))
     }
 }
 

@@ -15,6 +15,7 @@
 //!
 //! - `remote` (on): devices on servers, by `Device::open("kiln://…")`, and the server. Without it nothing of the network is
 //!   compiled.
+//! - `images`: folders of PNG and JPEG images as a data set, `data::ImageFolder`.
 //! - `mpi`: ranks on many machines through the cluster's own MPI, which must be installed, with clang for its bindings.
 #![forbid(unsafe_code)]
 
@@ -58,7 +59,7 @@ pub mod dist {
     pub use kiln_dist::*;
 }
 
-/// Data sets.
+/// Data sets, and the loader that makes batches of them.
 pub mod data {
     pub use kiln_data::*;
 }
@@ -70,6 +71,7 @@ pub mod prelude {
         Embedding, GptBlock, GroupNorm, Layer, LayerNorm, Linear, MaxPool2d, Module, NonFinite, Optimizer,
         RmsNorm, Sequential, Sgd,
     };
+    pub use kiln_data::{DataLoader, Dataset, Mnist};
     pub use kiln_tensor::{
         Axes, ClassOptions, ConvOptions, DType, Device, Error, Generator, Gradients, Interpolate, PadMode,
         Padding, PoolOptions, Reduction, Shape, Tensor, checkpoint, einsum, grad, no_grad, seed, step_by,
