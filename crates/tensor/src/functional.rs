@@ -12,6 +12,7 @@ pub fn vjp(f: impl FnOnce(&[Tensor]) -> Tensor, xs: &[&Tensor], vector: &Tensor)
     let _method = method("vjp");
     let leaves = tracked("vjp", xs);
     let y = f(&leaves);
+    assert!(y.meta() == vector.meta(), "vjp: the vector is {}, the result {}", vector.meta(), y.meta());
     let gradients = product(&y, &leaves, vector);
     (y.detach(), gradients.iter().map(Tensor::detach).collect())
 }
@@ -103,7 +104,6 @@ fn tracked(name: &str, xs: &[&Tensor]) -> Vec<Tensor> {
 /// The gradients of `sum(y * vector)`, which can be differentiated by the vector.
 #[track_caller]
 fn product(y: &Tensor, leaves: &[Tensor], vector: &Tensor) -> Vec<Tensor> {
-    assert!(y.meta() == vector.meta(), "the vector is {}, the result {}", vector.meta(), y.meta());
     if !y.is_tracked() {
         return leaves.iter().map(|x| x.detach().zeros_like()).collect();
     }

@@ -92,16 +92,47 @@ fn binary(op: Binary, a: &Tensor, b: impl Operand) -> Tensor {
     }
 }
 
+/// A method under the other names that PyTorch has for it.
+macro_rules! aliased {
+    (abs $($item:tt)*) => { #[doc(alias("absolute"))] $($item)* };
+    (neg $($item:tt)*) => { #[doc(alias("negative"))] $($item)* };
+    (asin $($item:tt)*) => { #[doc(alias("arcsin"))] $($item)* };
+    (acos $($item:tt)*) => { #[doc(alias("arccos"))] $($item)* };
+    (atan $($item:tt)*) => { #[doc(alias("arctan"))] $($item)* };
+    (asinh $($item:tt)*) => { #[doc(alias("arcsinh"))] $($item)* };
+    (acosh $($item:tt)*) => { #[doc(alias("arccosh"))] $($item)* };
+    (atanh $($item:tt)*) => { #[doc(alias("arctanh"))] $($item)* };
+    (sigmoid $($item:tt)*) => { #[doc(alias("expit"))] $($item)* };
+    (log_sigmoid $($item:tt)*) => { #[doc(alias("logsigmoid"))] $($item)* };
+    (silu $($item:tt)*) => { #[doc(alias("swish"))] $($item)* };
+    (gelu_tanh $($item:tt)*) => { #[doc(alias("gelu"))] $($item)* };
+    (trunc $($item:tt)*) => { #[doc(alias("fix"))] $($item)* };
+    (bitwise_not $($item:tt)*) => { #[doc(alias("invert"))] $($item)* };
+    (sub $($item:tt)*) => { #[doc(alias("subtract"))] $($item)* };
+    (mul $($item:tt)*) => { #[doc(alias("multiply"))] $($item)* };
+    (div $($item:tt)*) => { #[doc(alias("divide", "true_divide"))] $($item)* };
+    (pow $($item:tt)*) => { #[doc(alias("power", "float_power"))] $($item)* };
+    (atan2 $($item:tt)*) => { #[doc(alias("arctan2"))] $($item)* };
+    (ne $($item:tt)*) => { #[doc(alias("not_equal"))] $($item)* };
+    (lt $($item:tt)*) => { #[doc(alias("less"))] $($item)* };
+    (le $($item:tt)*) => { #[doc(alias("less_equal"))] $($item)* };
+    (gt $($item:tt)*) => { #[doc(alias("greater"))] $($item)* };
+    (ge $($item:tt)*) => { #[doc(alias("greater_equal"))] $($item)* };
+    ($name:ident $($item:tt)*) => { $($item)* };
+}
+
 macro_rules! unary_methods {
     ($($variant:ident $name:ident $doc:literal $columns:tt)*) => {
         /// # Elementwise: of one operand
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(
-                #[doc = $doc]
-                #[track_caller]
-                pub fn $name(&self) -> Tensor {
-                    unary(Unary::$variant, self)
+                aliased! { $name
+                    #[doc = $doc]
+                    #[track_caller]
+                    pub fn $name(&self) -> Tensor {
+                        unary(Unary::$variant, self)
+                    }
                 }
             )*
         }
@@ -115,11 +146,13 @@ macro_rules! binary_methods {
         #[allow(clippy::should_implement_trait)]
         impl Tensor {
             $(
-                #[doc = $doc]
-                #[doc = "Operands broadcast; a number takes the tensor's dtype."]
-                #[track_caller]
-                pub fn $name(&self, other: impl Operand) -> Tensor {
-                    binary(Binary::$variant, self, other)
+                aliased! { $name
+                    #[doc = $doc]
+                    #[doc = "Operands broadcast; a number takes the tensor's dtype."]
+                    #[track_caller]
+                    pub fn $name(&self, other: impl Operand) -> Tensor {
+                        binary(Binary::$variant, self, other)
+                    }
                 }
             )*
         }

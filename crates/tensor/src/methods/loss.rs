@@ -43,6 +43,8 @@ impl Default for ClassOptions {
 }
 
 /// # Losses
+///
+/// All of PyTorch's but `AdaptiveLogSoftmaxWithLoss`, which is a module of its own kind.
 impl Tensor {
     /// The squared distance from `target`.
     #[doc(alias("MSELoss"))]

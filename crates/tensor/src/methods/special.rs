@@ -84,9 +84,12 @@ impl Tensor {
     pub fn sinc(&self) -> Tensor {
         let _method = method("sinc");
         let (x, dtype) = real(self);
-        let zero = x.eq(0);
-        let turn = x.masked_fill(&zero, 1) * PI;
-        (turn.sin() / turn).masked_fill(&zero, 1).to_dtype(dtype)
+        let turn = &x * PI;
+        // Near 0 the series: there the quotient's derivative is a difference of large numbers.
+        let near = turn.abs().lt(1);
+        let far = turn.masked_fill(&near, 1);
+        let series = polynomial(&turn.masked_fill(&near.logical_not(), 0).square(), &SINC);
+        near.where_(&series, &(far.sin() / far)).to_dtype(dtype)
     }
 
     /// `x * log(other)`, and 0 where x is 0 but `other` not NaN.
@@ -117,6 +120,19 @@ fn polynomial(x: &Tensor, c: &[f64]) -> Tensor {
     }
     sum
 }
+
+/// Of `sin(x) / x`, by powers of x².
+const SINC: [f64; 9] = [
+    1.0,
+    -1.0 / 6.0,
+    1.0 / 120.0,
+    -1.0 / 5040.0,
+    1.0 / 362_880.0,
+    -1.0 / 39_916_800.0,
+    1.0 / 6_227_020_800.0,
+    -1.0 / 1_307_674_368_000.0,
+    1.0 / 355_687_428_096_000.0,
+];
 
 /// Chebyshev coefficients of `erfc(x) exp(x²)` for x of at least 0, over `4 / (2 + x) - 1`.
 const ERFC: [f64; 24] = [

@@ -48,12 +48,7 @@ impl Tensor {
         let log = if single { self.unsqueeze(1) } else { self.clone() };
         let log = log.widened().maximum(NEVER);
         let (n, classes) = (log.shape()[1], log.shape()[2]);
-        let lengths = |what: &str, x: &Tensor| {
-            let fits = x.dtype().is_int() && x.numel() == n;
-            assert!(fits, "ctc_loss: {what} lengths {} for {n} sequences", x.meta());
-            x.to_dtype(DType::I64).reshape([n, 1])
-        };
-        let (times, counts) = (lengths("input", input_lengths), lengths("target", target_lengths));
+        let (times, counts) = (lengths("input", input_lengths, n), lengths("target", target_lengths, n));
         assert!(options.blank < classes, "ctc_loss: blank {} of {classes} classes", options.blank);
         assert!(log.shape()[0] > 0, "ctc_loss: no times in shape {:?}", self.shape());
         let labels = Labels::new(targets, &counts, n, options.blank);
@@ -71,6 +66,14 @@ impl Tensor {
         let losses = reduced(losses, options.reduction).to_dtype(self.dtype().unpacked());
         if single && options.reduction == Reduction::None { losses.reshape(()) } else { losses }
     }
+}
+
+/// A length for each sequence, `[N, 1]`.
+#[track_caller]
+fn lengths(what: &str, x: &Tensor, n: usize) -> Tensor {
+    let fits = x.dtype().is_int() && x.numel() == n;
+    assert!(fits, "ctc_loss: {what} lengths {} for {n} sequences", x.meta());
+    x.to_dtype(DType::I64).reshape([n, 1])
 }
 
 /// Labels with blanks around each: `[N, L]`, and where a path may step over the blank before a label.
