@@ -8,10 +8,12 @@
 mod attrs;
 mod compare;
 mod functions;
+mod layers;
 mod losses;
 mod ops;
 mod options;
 mod quiet;
+mod sequences;
 
 use attrs::Attrs;
 use kiln_tensor::{DType, Data, Device, Tensor};

@@ -15,14 +15,14 @@ fn all(dir: &Path, device: &Device) -> (Result<Summary, GoldenError>, Vec<Outcom
     (summary, outcomes)
 }
 
-/// Functions and losses with attributes of every kind, made by the script beside them.
-fn functions() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("functions")
+/// Cases with attributes of every kind, made by the script beside them.
+fn made(theme: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(theme)
 }
 
 #[track_caller]
 fn passes(device: &Device) {
-    for (dir, count) in [(cases(), 414), (functions(), 201)] {
+    for (dir, count) in [(cases(), 414), (made("functions"), 201), (made("layers"), 50)] {
         let (summary, outcomes) = all(&dir, device);
         let failed: Vec<&Outcome> = outcomes.iter().filter(|o| o.failure.is_some()).collect();
         assert!(failed.is_empty(), "{failed:#?}");

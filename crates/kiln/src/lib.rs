@@ -67,9 +67,10 @@ pub mod data {
 /// What most programs need.
 pub mod prelude {
     pub use crate::nn::{
-        Adam, Attention, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d, Conv2d, ConvTranspose2d, Dropout,
-        Embedding, GptBlock, GroupNorm, Layer, LayerNorm, Linear, MaxPool2d, Module, NonFinite, Optimizer,
-        RmsNorm, Sequential, Sgd,
+        Adam, AdaptiveAvgPool2d, Attend, Attention, AvgPool2d, BatchNorm1d, BatchNorm2d, Conv1d, Conv2d,
+        ConvTranspose2d, Dropout, Embedding, GptBlock, GroupNorm, Gru, Layer, LayerNorm, Linear, Lstm,
+        MaxPool2d, Module, MultiHeadAttention, NonFinite, Optimizer, RmsNorm, Rnn, Sequential, Sgd,
+        TransformerDecoderLayer, TransformerEncoderLayer,
     };
     pub use kiln_data::{DataLoader, Dataset, Mnist};
     pub use kiln_tensor::{

@@ -1,4 +1,15 @@
-//! Attention of a sequence to itself, in several heads.
+//! Attention in several heads: of a sequence to itself here, with all that there is to it in `multihead.rs`.
+
+mod attend;
+mod cache;
+mod multihead;
+mod rotary;
+mod scores;
+
+pub use attend::Attend;
+pub use cache::KvCache;
+pub use multihead::MultiHeadAttention;
+pub use rotary::Rotary;
 
 use crate::{Linear, Module};
 use kiln_tensor::{Device, Scope, Tensor};

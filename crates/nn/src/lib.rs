@@ -23,11 +23,14 @@ mod gpt;
 mod linear;
 mod norm;
 mod pool;
+mod recurrent;
 mod resize;
 mod sequential;
+mod transformer;
+mod unpool;
 
 pub use activation::*;
-pub use attention::Attention;
+pub use attention::*;
 pub use checkpoint::{Checkpoint, CheckpointError};
 pub use conv::*;
 pub use dropout::*;
@@ -43,5 +46,8 @@ pub use module::{
 pub use norm::*;
 pub use optim::{Adam, Optimizer, Sgd, step};
 pub use pool::*;
+pub use recurrent::*;
 pub use resize::*;
 pub use sequential::Sequential;
+pub use transformer::*;
+pub use unpool::*;

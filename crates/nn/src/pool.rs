@@ -148,4 +148,64 @@ adaptive! {
     /// ```
     AdaptiveAvgPool AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d
         [adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d];
+    /// The largest numbers of windows that cover the input so that the result has a given size.
+    AdaptiveMaxPool AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d
+        [adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d];
+}
+
+/// The `p`-norm of each window.
+///
+/// ```
+/// use kiln_nn::LpPool1d;
+/// # use kiln_tensor::{Device, Tensor};
+/// let x = Tensor::from_vec(vec![3.0f32, 4.0, 0.0, 5.0], [1, 1, 4], &Device::cpu());
+/// assert_eq!(LpPool1d::new(2.0, 2).forward(&x).to_vec::<f32>()?, [5.0, 5.0]);
+/// # Ok::<(), kiln_tensor::Error>(())
+/// ```
+#[derive(Clone, Module)]
+pub struct LpPool<const N: usize> {
+    /// The power.
+    pub p: f64,
+    /// The extents of a window.
+    pub kernel: Extents,
+    /// Stride, and whether an incomplete window counts.
+    pub options: PoolOptions,
+}
+
+/// [`LpPool`] over `[N, C, L]`.
+pub type LpPool1d = LpPool<1>;
+/// [`LpPool`] over `[N, C, H, W]`.
+pub type LpPool2d = LpPool<2>;
+/// [`LpPool`] over `[N, C, D, H, W]`.
+pub type LpPool3d = LpPool<3>;
+
+layers!(LpPool<const N>);
+
+impl<const N: usize> LpPool<N> {
+    /// A layer with windows side by side.
+    pub fn new(p: f64, kernel: impl Into<Extents>) -> LpPool<N> {
+        LpPool { p, kernel: kernel.into(), options: PoolOptions::default() }
+    }
+
+    /// With this distance between windows.
+    pub fn stride(self, stride: impl Into<Extents>) -> LpPool<N> {
+        LpPool { options: self.options.stride(stride), ..self }
+    }
+
+    /// With a last window that is incomplete, or without.
+    pub fn ceil_mode(self, ceil_mode: bool) -> LpPool<N> {
+        LpPool { options: self.options.ceil_mode(ceil_mode), ..self }
+    }
+
+    /// The layer's result for `x`, of shape `[batch, channels, ..]` or `[channels, ..]`.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Tensor {
+        let _scope = Scope::enter(["lp_pool1d", "lp_pool2d", "lp_pool3d"][N - 1]);
+        let y = match N {
+            1 => x.lp_pool1d(self.p, self.kernel, self.options),
+            2 => x.lp_pool2d(self.p, self.kernel, self.options),
+            _ => x.lp_pool3d(self.p, self.kernel, self.options),
+        };
+        note(self, y)
+    }
 }

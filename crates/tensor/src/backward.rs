@@ -90,9 +90,7 @@ pub fn grad(y: &Tensor, xs: &[&Tensor]) -> Vec<Tensor> {
             );
         }
     }
-    let mut walk = y.differentiate().create_graph();
-    walk.wanted = xs.to_vec();
-    let gradients = walk.run();
+    let gradients = y.differentiate().create_graph().with_respect_to(xs).run();
     xs.iter().map(|x| gradients.get(x).cloned().unwrap_or_else(|| x.detach().zeros_like())).collect()
 }
 
@@ -210,6 +208,13 @@ impl<'a> Backward<'a> {
     pub fn create_graph(mut self) -> Self {
         self.track = true;
         self.retain_graph()
+    }
+
+    /// Gives the gradients of these tensors too, which need not be leaves: [`Gradients::get`] has them.
+    #[doc(alias("retain_grad", "grad_outputs"))]
+    pub fn with_respect_to(mut self, xs: &[&'a Tensor]) -> Self {
+        self.wanted = xs.to_vec();
+        self
     }
 
     /// Gives each leaf's gradient to `hook` when it is final, before the walk goes on. What the hook returns is among

@@ -3,7 +3,7 @@
 
 use super::attrs::{Attrs, Must};
 use super::options::*;
-use super::{functions, losses};
+use super::{functions, layers, losses};
 use kiln_tensor::{DType, Interpolate, Reduction, Tensor};
 
 /// The outputs of an operator, or why there are none.
@@ -194,7 +194,7 @@ pub(super) fn apply(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Vec<Tensor
 
 /// An operator of one of the other tables.
 fn elsewhere(op: &str, a: &Attrs, inputs: &[Tensor]) -> Result<Option<Vec<Tensor>>, String> {
-    for table in [functions::apply, losses::apply] {
+    for table in [functions::apply, losses::apply, layers::apply] {
         if let Some(outputs) = table(op, a, inputs)? {
             return Ok(Some(outputs));
         }

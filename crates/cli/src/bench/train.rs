@@ -10,6 +10,7 @@ pub(super) const TABLE: &[Row] = &[
     ("train/mlp_small", On::All, mlp_small),
     ("train/cnn", On::All, cnn),
     ("train/gpt", On::All, gpt_small),
+    ("train/lstm", On::All, lstm),
     ("train/gpt2_124m", On::Cuda, |s| gpt(s, &GPT2)),
 ];
 
@@ -45,6 +46,19 @@ fn mlp_small(s: &Setup) -> Workload {
 fn cnn(s: &Setup) -> Workload {
     let (x, y) = (s.randn([s.n(128), 1, 28, 28]), s.classes(10, [s.n(128)]));
     trainer(Cnn::new(s), Adam::new(1e-3), y, move |model| model.forward(&x))
+}
+
+/// An LSTM of width 256 over 64 steps of 32 samples: forward, and backward to its parameters from a fixed gradient
+fn lstm(s: &Setup) -> Workload {
+    let (batch, steps, width) = (s.n(32), s.n(64), s.n(256));
+    let layer = Lstm::new(width, width, &s.device);
+    let (x, gradient) = (s.randn([steps, batch, width]), s.randn([steps, batch, width]));
+    Workload::new(move || {
+        let (y, _) = layer.forward(&x);
+        let gradients = y.backward_with(&gradient);
+        let of = layer.parameters().into_iter().filter_map(|(_, p)| gradients.get(&p).cloned());
+        [y.detach()].into_iter().chain(of).collect()
+    })
 }
 
 /// The transformer of `train/gpt`.

@@ -18,6 +18,7 @@ mod moves;
 mod plan;
 mod round;
 mod start;
+mod state;
 
 pub use compress::{Bf16, Compress};
 pub(crate) use fill::{Lent, Piece, fill};
@@ -96,6 +97,10 @@ pub enum Unused {
 }
 
 /// Combines the gradients of all workers. A handle: clones share one; the last to go leaves.
+///
+/// Buffers, such as running statistics, take part: every shard of a round begins with what they were when it began, and
+/// afterwards they are moved by the mean of the shards' changes, weighted by samples where [`Round::backward_of`] tells them.
+/// So a model's forward pass belongs between [`GradientSync::begin`] and the shard's backward.
 ///
 /// ```
 /// use kiln_dist::{GradientSync, SyncConfig};

@@ -56,7 +56,7 @@ impl Bucket {
 /// The buckets of all values, in the order in which they leave.
 #[derive(Clone, PartialEq, Debug)]
 pub(super) struct Plan {
-    /// The parameters in the model's order, and last the loss.
+    /// The parameters in the model's order, what buffers became and how much that counts, and last the loss.
     pub entries: Vec<Entry>,
     pub buckets: Vec<Bucket>,
     /// The bucket of each entry.
@@ -121,8 +121,8 @@ impl Plan {
         Plan::new(config, entries, &order)
     }
 
-    /// How many entries are parameters.
-    pub fn parameters(&self) -> usize {
+    /// The entry of the loss.
+    pub fn loss(&self) -> usize {
         self.entries.len() - 1
     }
 }

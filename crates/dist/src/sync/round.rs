@@ -3,6 +3,7 @@
 use super::fill::{Lent, Piece, Placed, start};
 use super::plan::{Entry, Plan};
 use super::start::spread;
+use super::state::States;
 use super::{Combine, GradientSync, Inner, State, Unused, Way};
 use crate::{Error, Partial};
 use kiln_group::{Call, Op, Pending, Promise, Reduce};
@@ -48,6 +49,8 @@ struct Work {
     plan: Arc<Plan>,
     device: Device,
     parameters: Vec<Tensor>,
+    /// The model's buffers, which each shard finds as they were.
+    states: States,
     /// Entries by leaf. A shared parameter is one entry.
     leaves: HashMap<u64, usize>,
     /// The gradients of the shard at hand so far, where it comes in several pieces.
@@ -125,8 +128,13 @@ impl Inner {
             });
         });
         let device = parameters.first().map(|p: &Tensor| p.device()).unwrap_or_default();
-        if let Some(i) = parameters.iter().position(|p| p.device() != device) {
-            let (path, got) = (entries[i].path.clone(), parameters[i].device().to_string());
+        let states = States::new(model, parameters.len());
+        entries.extend(states.entries());
+        let elsewhere = parameters.iter().chain(states.values()).position(|p| p.device() != device);
+        if let Some(i) = elsewhere {
+            let found = parameters.iter().chain(states.values()).nth(i);
+            let got = found.map_or(String::new(), |p| p.device().to_string());
+            let path = entries[i].path.clone();
             let error = Error::Devices { rank: self.rank, path, want: device.to_string(), got };
             // The others take this step and would wait.
             match &self.way {
@@ -170,6 +178,7 @@ impl Inner {
             failed: None,
             plan,
             parameters,
+            states,
         };
         let compares = self.config.check.is_some_and(|every| every > 0 && number.is_multiple_of(every));
         if let Way::Moves(moves) = &self.way {
@@ -241,6 +250,12 @@ impl Round {
     /// As [`Tensor::backward`] does.
     #[track_caller]
     pub fn backward(&mut self, loss: &Tensor) -> Result<(), Error> {
+        self.backward_weighted(loss, 1.0)
+    }
+
+    /// `weight` is how much what the shard did to buffers counts.
+    #[track_caller]
+    fn backward_weighted(&mut self, loss: &Tensor, weight: f64) -> Result<(), Error> {
         self.shard()?;
         let Some(work) = &mut self.work else {
             self.next += 1;
@@ -255,7 +270,7 @@ impl Round {
                 None
             })
             .run();
-        work.end(&turn, false)?;
+        work.end(&turn, Some(weight))?;
         self.next += 1;
         Ok(())
     }
@@ -266,7 +281,7 @@ impl Round {
         if self.work.is_none() && samples == all {
             return self.backward(loss);
         }
-        self.backward(&(loss * (samples as f64 / all.max(1) as f64)))
+        self.backward_weighted(&(loss * (samples as f64 / all.max(1) as f64)), samples as f64)
     }
 
     /// Differentiates a piece of the next shard's loss without ending the shard: nothing leaves yet. A
@@ -323,7 +338,7 @@ impl Round {
                 let turn =
                     Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
                 work.loss(&turn, loss, true);
-                work.end(&turn, false)?;
+                work.end(&turn, Some(1.0))?;
             }
             None => self.put(Gradients::default(), Some(loss.detach())),
         }
@@ -336,7 +351,7 @@ impl Round {
         self.shard()?;
         if let Some(work) = &mut self.work {
             let turn = Turn { inner: &self.sync.0, number: self.number, shard: self.next, held: &self.held };
-            work.end(&turn, true)?;
+            work.end(&turn, None)?;
         }
         self.next += 1;
         Ok(())
@@ -403,6 +418,7 @@ impl Drop for Round {
     fn drop(&mut self) {
         let inner = &self.sync.0;
         inner.lock().open = false;
+        self.work.iter().for_each(|work| work.states.put_back());
         // The others take this step; a rank that does not is no longer like them.
         let reason = "a step was dropped after its backward, before its wait";
         match (&inner.way, &self.work, self.next == self.held.end) {
@@ -447,7 +463,7 @@ type Came<'a> = &'a mut dyn Iterator<Item = (usize, Tensor)>;
 impl Work {
     /// The loss travels behind the gradients.
     fn loss(&mut self, turn: &Turn<'_>, loss: &Tensor, ends: bool) {
-        let entry = self.plan.parameters();
+        let entry = self.plan.loss();
         let loss = loss.detach().to_dtype(DType::F32).reshape([1]);
         self.add(turn, entry, loss, ends);
     }
@@ -475,7 +491,7 @@ impl Work {
     fn give(&mut self, turn: &Turn<'_>, entry: usize, value: Tensor) {
         self.given[entry] = true;
         let value = match &turn.inner.config.compress {
-            Some(hook) if entry < self.plan.parameters() => hook.encode(&value),
+            Some(hook) if entry < self.parameters.len() => hook.encode(&value),
             _ => value,
         };
         let stack = &mut self.stacks[entry];
@@ -534,17 +550,21 @@ impl Work {
         Ok(())
     }
 
-    /// A shard's backward is over: what it did not give are zeros, or an error.
-    fn end(&mut self, turn: &Turn<'_>, skipped: bool) -> Result<(), Error> {
+    /// A shard's backward is over: what it did not give are zeros, or an error. `weight` is that of what it did to buffers;
+    /// `None` if it was skipped.
+    fn end(&mut self, turn: &Turn<'_>, weight: Option<f64>) -> Result<(), Error> {
         let mut unused = Vec::new();
         self.ends = true;
+        for (entry, change) in self.states.taken(weight, &self.device) {
+            self.give(turn, entry, change);
+        }
         for entry in 0..self.plan.entries.len() {
             if self.given[entry] {
                 continue;
             }
             if let Some(sum) = self.sums[entry].take() {
                 self.give(turn, entry, sum);
-            } else if skipped || turn.inner.config.unused == Unused::Zeros {
+            } else if weight.is_none() || turn.inner.config.unused == Unused::Zeros {
                 let Meta { dtype, shape } = self.plan.entries[entry].meta;
                 self.give(turn, entry, Tensor::full(shape, 0.0, dtype, &self.device));
             } else {
@@ -675,6 +695,7 @@ impl Work {
 
     fn reduced(&self, inner: &Inner, mut sums: Vec<Tensor>) -> Result<Reduced, Error> {
         let loss = sums.pop().map(|loss| loss.reshape(())).ok_or(Error::Early)?;
+        self.states.moved(&sums.split_off(self.parameters.len().min(sums.len())));
         let mut reduced = Reduced { gradients: Gradients::default(), loss, unused: Vec::new() };
         self.words.iter().for_each(|word| reduced.gradients.require(word.clone()));
         for (entry, sum) in sums.into_iter().enumerate() {

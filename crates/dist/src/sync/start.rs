@@ -78,6 +78,16 @@ fn copy(models: &mut [&mut dyn Module]) -> Result<(), Error> {
         if let Some(error) = failed {
             return Err(error.into());
         }
+        let mut buffers = first.buffers().into_iter();
+        let mut failed = Ok(());
+        model.visit_buffers("", &mut |_, buffer| {
+            let Some((_, value)) = buffers.next() else { return };
+            match value.to_device(&buffer.get().device()) {
+                Ok(value) => buffer.load(value),
+                Err(error) => failed = Err(error),
+            }
+        });
+        failed?;
     }
     Ok(())
 }
@@ -119,7 +129,8 @@ fn start(
     }
     let mut contents = Vec::new();
     for model in models.iter() {
-        let reads: Vec<_> = model.distinct().into_iter().map(|(_, p)| p.content()).collect();
+        let all = model.distinct().into_iter().chain(model.buffers());
+        let reads: Vec<_> = all.map(|(_, p)| p.content()).collect();
         contents.push(reads.into_iter().map(|read| read.wait()).collect::<Result<Vec<Data>, _>>()?);
     }
     let count = contents.iter().map(Vec::len).min().unwrap_or(0);
@@ -135,6 +146,13 @@ fn start(
             let data = Data::new(before.meta, Bytes::new(bytes));
             let fresh = || like(parameter, Tensor::from_data(data.clone(), &parameter.device()));
             (data.bytes[..] != before.bytes[..]).then(fresh)
+        });
+        model.visit_buffers("", &mut |_, buffer| {
+            let Some((bytes, before)) = values.next() else { return };
+            let data = Data::new(before.meta, Bytes::new(bytes));
+            if data.bytes[..] != before.bytes[..] {
+                buffer.load(Tensor::from_data(data, &buffer.get().device()));
+            }
         });
     }
     let sync = |(group, claim): (Group, _)| {
@@ -156,7 +174,7 @@ pub(super) fn spread(group: &Group, own: &[u8]) -> Result<Pending, kiln_group::E
     group.start(Call::new(Op::Broadcast(0), DType::U8), group.buffer_of(own)?)
 }
 
-/// All parameters, a line each. Tied weights must be tied on all ranks.
+/// All parameters and buffers, a line each. Tied weights must be tied on all ranks.
 fn describe(model: &dyn Module) -> String {
     let (mut text, mut firsts) = (String::new(), HashMap::new());
     model.visit("", &mut |path, p| {
@@ -164,6 +182,9 @@ fn describe(model: &dyn Module) -> String {
         let first: &mut String = firsts.entry(p.identity()).or_insert_with(|| path.to_string());
         let tied = if first == path { String::new() } else { format!(" tied to {first}") };
         text.push_str(&format!("{path} {}{frozen}{tied}\n", p.meta()));
+    });
+    model.visit_buffers("", &mut |path, buffer| {
+        text.push_str(&format!("{path} {} buffer\n", buffer.get().meta()));
     });
     text
 }

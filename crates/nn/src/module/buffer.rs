@@ -2,12 +2,12 @@
 
 use crate::{Module, Part, PartMut};
 use kiln_tensor::{Step, Tensor};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 /// A tensor that belongs to a module's state but is not trained, such as a running mean. Layers update it while they
 /// compute, which is why a shared reference is enough. An optimiser's step that is refused puts back what it was after the
 /// last one, see [`crate::Optimizer::step`].
-pub struct Buffer(Mutex<State>);
+pub struct Buffer(Arc<Mutex<State>>);
 
 struct State {
     now: Tensor,
@@ -18,11 +18,16 @@ struct State {
 impl Buffer {
     /// A buffer that holds a tensor.
     pub fn new(tensor: Tensor) -> Buffer {
-        Buffer(Mutex::new(State { now: tensor.detach(), before: None }))
+        Buffer(Arc::new(Mutex::new(State { now: tensor.detach(), before: None })))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// This buffer under another handle: what is set in one is seen in both, unlike with a clone.
+    pub fn handle(&self) -> Buffer {
+        Buffer(self.0.clone())
     }
 
     /// What it holds.

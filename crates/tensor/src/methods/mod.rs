@@ -36,6 +36,7 @@ mod norm;
 mod pool;
 mod quant;
 mod resize;
+mod windows;
 
 pub use axes::{Axes, Dimensions, Extents};
 pub use conv::{ConvOptions, Padding};

@@ -231,7 +231,7 @@ pub(super) fn means_along(x: &Tensor, axis: usize, count: usize) -> Tensor {
 
 /// The input with a batch axis, and whether it is new.
 #[track_caller]
-fn batched(name: &str, n: usize, x: &Tensor) -> (Tensor, bool) {
+pub(super) fn batched(name: &str, n: usize, x: &Tensor) -> (Tensor, bool) {
     let single = x.rank() == n + 1;
     assert!(single || x.rank() == n + 2, "{name}: shape {:?} does not have {n} spatial axes", x.shape());
     (if single { x.unsqueeze(0) } else { x.clone() }, single)
