@@ -1,7 +1,7 @@
 //! Reading and writing at places that tensors of indices name together, as `x[i, j]` in PyTorch.
 
 use super::slice::{TensorIndex, TensorIndices};
-use crate::{DType, Shape, Tensor};
+use crate::{DType, Shape, Tensor, custom_grad, no_grad};
 use kiln_device::method;
 use kiln_ir::{Op, ScatterKind};
 
@@ -183,10 +183,29 @@ fn blocks(x: &Tensor, picks: &[(usize, Tensor)], values: &Tensor, kind: ScatterK
             let op = Op::Scatter { kind: ScatterKind::TakeAdd, axis: 0 };
             Tensor::one(op, &[&flat, &index, &values])
         }
-        ScatterKind::Each => {
-            let index = index.unsqueeze(1).broadcast_to([count, width]);
-            Tensor::one(Op::Scatter { kind, axis: 0 }, &[&flat, &index, &values])
-        }
+        ScatterKind::Each => replaced(&flat, &index, &values),
     };
     y.reshape(shape)
+}
+
+/// A copy of a matrix with rows put at a list of indices: of several for one place the last.
+#[track_caller]
+fn replaced(x: &Tensor, index: &Tensor, rows: &Tensor) -> Tensor {
+    let (count, device) = (index.numel(), x.value.device());
+    if count == 0 {
+        return x.clone();
+    }
+    // Which row comes to each place is found out for places, not for elements.
+    let number = Tensor::index_along([count], 0, device);
+    let none = Tensor::full([x.dim(0)], -1, DType::I64, device);
+    let winner = none.scatter(0, index, &number).unsqueeze(1);
+    let y = no_grad(|| {
+        let chosen = rows.detach().taken(0, &winner.reshape([x.dim(0)]).maximum(0));
+        winner.ge(0).where_(&chosen, &x.detach())
+    });
+    let index = index.clone();
+    custom_grad(&[x, rows], y, move |g| {
+        let zeros = Tensor::full([count, g.dim(1)], 0, g.dtype(), g.value.device());
+        vec![Some(replaced(g, &index, &zeros)), Some(g.taken(0, &index))]
+    })
 }

@@ -67,13 +67,16 @@ impl Tensor {
         let grid = grid.to_dtype(dtype).widened();
         let mut axes = Vec::with_capacity(n);
         for i in 0..n {
-            let at = grid.select(-1, (n - 1 - i) as isize).reshape([shape[0], 1, count]);
+            let at = grid.select(-1, (n - 1 - i) as isize).reshape([shape[0], count]);
             axes.push(taps(&scaled(&at, shape[i + 2], options.align_corners), shape[i + 2], options));
         }
-        let image = self.widened().reshape([shape[0], shape[1], shape[2..].iter().product()]);
+        // Channels last, so that a point is one row to read.
+        let points: usize = shape[2..].iter().product();
+        let image = self.widened().reshape([shape[0], shape[1], points]).transpose(1, 2);
+        let image = image.reshape([shape[0] * points, shape[1]]);
         let y = sum(&image, &axes, &shape);
         let out = Shape::collect(shape[..2].iter().chain(&places[1..=n]).copied());
-        y.reshape(out).to_dtype(dtype)
+        y.reshape([shape[0], count, shape[1]]).transpose(1, 2).reshape(out).to_dtype(dtype)
     }
 
     /// The places that affine maps `[N, 2, 3]` (or `[N, 3, 4]`) send the points of an image of `size` `[N, C, H, W]` (or
@@ -187,7 +190,7 @@ fn held(at: &Tensor, extent: usize, options: &GridOptions) -> Tensor {
     }
 }
 
-/// The weighted sum over every combination of taps.
+/// The weighted sum over every combination of taps, of rows of `image`.
 #[track_caller]
 fn sum(image: &Tensor, axes: &[Vec<Tap>], shape: &Shape) -> Tensor {
     let combinations: usize = axes.iter().map(Vec::len).product();
@@ -205,13 +208,15 @@ fn sum(image: &Tensor, axes: &[Vec<Tap>], shape: &Shape) -> Tensor {
             inside = both(inside, &tap.inside, |a, b| a.bitwise_and(b));
         }
         let Some(index) = index else { continue };
-        let wide = [shape[0], shape[1], index.dim(-1)];
-        let mut part = image.gather(2, &index.broadcast_to(wide));
+        let first = Tensor::index_along([shape[0], 1], 0, image.value.device());
+        let rows = index.numel();
+        let index = index + first * shape[2..].iter().product::<usize>();
+        let mut part = image.taken(0, &index.reshape([rows]));
         if let Some(weight) = weight {
-            part = part * weight;
+            part = part * weight.reshape([rows, 1]);
         }
         if let Some(inside) = inside {
-            part = part.masked_fill(&inside.logical_not(), 0);
+            part = part.masked_fill(&inside.logical_not().reshape([rows, 1]), 0);
         }
         total = both(total, &Some(part), |a, b| a + b);
     }
