@@ -166,6 +166,30 @@ fn recalls_of_values_to_come_do_not_hold_up_others() {
 }
 
 #[test]
+fn what_the_stream_has_freed_is_recalled_at_once() {
+    let server = server(64 << 20);
+    let (mut raw, _client) = raw(&server);
+    let expose_and_recall = |raw: &mut Raw, request: u64, capability| {
+        let milliseconds = 3_600_000;
+        raw.send(&Message::Expose { id: Id(1), capability, fetches: 9, milliseconds });
+        assert!(raw.send(&Message::Recall { request, capability }));
+        loop {
+            match raw.answer().expect("an answer").0 {
+                kind::PIECE => {}
+                other => break other,
+            }
+        }
+    };
+    upload(&mut raw, 1, 4);
+    assert_eq!(expose_and_recall(&mut raw, 1, [1; 32]), kind::VALUE);
+    assert!(raw.define(1, &[Item::Free(Id(1))]));
+    // Exposed before it was freed, and after.
+    assert_eq!(expose_and_recall(&mut raw, 2, [1; 32]), kind::VALUE);
+    assert_eq!(expose_and_recall(&mut raw, 3, [2; 32]), kind::FAILED);
+    lives(&server);
+}
+
+#[test]
 fn exposures_of_a_session_are_bounded() {
     let server = server(64 << 20);
     let (mut raw, client) = raw(&server);

@@ -431,10 +431,11 @@ impl Executor {
         }
     }
 
-    /// Looks for values to be exposed: those that are there, and those that are not yet.
+    /// Looks for values to be exposed: those that the stream has come to, and those that are to come. One that it has
+    /// freed is unknown.
     pub fn show(&self, exposes: Vec<Expose>) -> (Vec<Shown>, Vec<Expose>) {
-        let (there, later): (Vec<_>, Vec<_>) =
-            exposes.into_iter().partition(|expose| self.values.contains_key(&expose.id));
+        let come = |id: Id| self.values.contains_key(&id) || self.names.has(id);
+        let (there, later): (Vec<_>, Vec<_>) = exposes.into_iter().partition(|expose| come(expose.id));
         let show = |Expose { id, capability, fetches, patience }| Shown {
             capability,
             fetches,

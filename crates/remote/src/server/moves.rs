@@ -130,9 +130,13 @@ impl Moves {
         let Some(exposure) = self.exposure(session, shown.capability) else { return };
         let patience = shown.patience.min(LONGEST);
         let mut state = exposure.lock();
-        // Exposed again, everything starts anew.
+        // Exposed again, everything starts anew; what the stream has freed since stays what it was.
+        let value = match (shown.value, state.value.take()) {
+            (Err(Error::UnknownValue(_)), Some(before)) => before,
+            (value, _) => value,
+        };
         *state = State {
-            value: Some(shown.value),
+            value: Some(value),
             fetches: shown.fetches,
             patience,
             end: Some(Instant::now() + patience),

@@ -33,6 +33,11 @@ impl Names {
         }
         true
     }
+
+    /// Whether a name was defined.
+    pub fn has(&self, id: Id) -> bool {
+        self.used.range(..=id.0).next_back().is_some_and(|(_, &last)| id.0 <= last)
+    }
 }
 
 #[cfg(test)]
@@ -49,8 +54,9 @@ mod tests {
         assert!(names.add(Id(3 << 16)));
         assert_eq!(names.used.len(), 4);
         for id in [0, 999, 1 << 16, 1 << 16 | 500, 3 << 16, 5 << 16 | 999] {
-            assert!(!names.add(Id(id)), "{id}");
+            assert!(names.has(Id(id)) && !names.add(Id(id)), "{id}");
         }
+        assert!(![1000, 2 << 16, u64::MAX].into_iter().any(|id| names.has(Id(id))));
         for id in (1000..1 << 16).rev() {
             assert!(names.add(Id(id)), "{id}");
         }
