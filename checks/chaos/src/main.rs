@@ -2,6 +2,7 @@
 //! Every run prints its seed and the command that does the same again.
 #![forbid(unsafe_code)]
 
+mod hostile;
 mod ranks;
 mod scenarios;
 
@@ -28,6 +29,11 @@ fn main() -> ExitCode {
             let only: Vec<&str> =
                 args.windows(2).filter(|w| w[0] == "--only").map(|w| w[1].as_str()).collect();
             scenarios::run(seed, &only)
+        }
+        // What `hostile` starts.
+        Some("attack") => {
+            let (class, address) = (value("--class"), value("--address").and_then(|a| a.parse().ok()));
+            class.zip(address).is_some_and(|(class, address)| hostile::attack(class, address, seed))
         }
         Some("fuzz") => fuzzed(value("--target").map(String::as_str), executions, seed, keep as usize),
         _ => {

@@ -34,7 +34,11 @@ pub struct Raw {
 impl Raw {
     /// Connects. Reads wait for 5 seconds at most.
     pub fn connect(address: SocketAddr) -> Raw {
-        let stream = TcpStream::connect(address).expect("a server that listens");
+        Raw::over(TcpStream::connect(address).expect("a server that listens"))
+    }
+
+    /// Speaks over this socket.
+    pub fn over(stream: TcpStream) -> Raw {
         let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
         let _ = stream.set_nodelay(true);
         Raw { stream, decoder: Decoder::default(), seq: 0 }

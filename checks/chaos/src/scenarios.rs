@@ -28,12 +28,13 @@ const SCENARIOS: &[Scenario] = &[
     ("latency", latency),
     ("cycles", cycles),
     ("ranks", crate::ranks::killed),
+    ("hostile", crate::hostile::hostile),
 ];
 
 pub(crate) struct Setup {
     pub kiln: PathBuf,
     pub seed: u64,
-    token: PathBuf,
+    pub token: PathBuf,
 }
 
 /// Runs the scenarios, or those that are named, and says whether all went well.
@@ -187,7 +188,7 @@ fn failover(setup: &Setup) -> Outcome {
     }
 }
 
-fn connect(setup: &Setup, server: &Process) -> Result<Arc<Remote>, String> {
+pub(crate) fn connect(setup: &Setup, server: &Process) -> Result<Arc<Remote>, String> {
     let url = format!("kiln://{}?token-file={}", server.address(), setup.token.display());
     open(&url, Duration::from_secs(20)).map_err(|e| e.to_string())
 }

@@ -466,34 +466,9 @@ fn same(dtype: DType, a: &[u8], b: &[u8]) -> bool {
         && a.chunks(size).zip(b.chunks(size)).all(|(a, b)| a == b || nan(word(a)) && nan(word(b)))
 }
 
-fn serve(made: &Generated, choices: &mut Choices<'_>) -> Vec<u8> {
+/// What a client sends for a program: kinds and payloads.
+fn frames(made: &Generated, choices: &mut Choices<'_>) -> Vec<(u8, Vec<u8>)> {
     static TABLE: LazyLock<Table> = LazyLock::new(Table::local);
-    static GREETING: LazyLock<Vec<u8>> =
-        LazyLock::new(|| hello(b"", Purpose::Open { device: String::new() }).encode());
-    static OPENED: Mutex<Option<Weak<dyn Driver>>> = Mutex::new(None);
-    static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
-        Registry::new(Config {
-            token: None,
-            quota: Quota { bytes: QUOTA, values: 512 },
-            most_sessions: usize::MAX,
-            lease: Duration::from_secs(1),
-            heartbeat: Duration::from_secs(1),
-            offered: vec!["cpu".into()],
-            devices: Box::new(|_| {
-                let device: Arc<dyn Driver> = Arc::new(Cpu::start());
-                *OPENED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(&device));
-                Some(device)
-            }),
-            random: Box::new(|bytes| bytes.fill(7)),
-        })
-    });
-    let registry = &*REGISTRY;
-    let Ok((_, Visitor::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
-        unreachable!("an empty server takes a session")
-    };
-    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
-    let watched = opened.as_ref().map(watched);
-    let (mut seq, mut outcome) = (0, Vec::new());
     let mut frames: Vec<(u8, Vec<u8>)> = Vec::new();
     let mut put = |message: Message<'_>| {
         let (kind, body) = message.encode();
@@ -526,7 +501,44 @@ fn serve(made: &Generated, choices: &mut Choices<'_>) -> Vec<u8> {
         put(Message::Read { request: request as u64, id: Id(id), background: false });
     }
     put(Message::Sync { request: 999 });
-    for (kind, payload) in &frames {
+    frames
+}
+
+/// What a client sends for a program of this seed.
+pub fn client(seed: u64) -> Vec<(u8, Vec<u8>)> {
+    let mut choices = Choices { rest: &[], random: Random(seed), shapes: Vec::new() };
+    let made = made(&mut choices);
+    frames(&made, &mut choices)
+}
+
+fn serve(made: &Generated, choices: &mut Choices<'_>) -> Vec<u8> {
+    static GREETING: LazyLock<Vec<u8>> =
+        LazyLock::new(|| hello(b"", Purpose::Open { device: String::new() }).encode());
+    static OPENED: Mutex<Option<Weak<dyn Driver>>> = Mutex::new(None);
+    static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
+        Registry::new(Config {
+            token: None,
+            quota: Quota { bytes: QUOTA, values: 512 },
+            most_sessions: usize::MAX,
+            lease: Duration::from_secs(1),
+            heartbeat: Duration::from_secs(1),
+            offered: vec!["cpu".into()],
+            devices: Box::new(|_| {
+                let device: Arc<dyn Driver> = Arc::new(Cpu::start());
+                *OPENED.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::downgrade(&device));
+                Some(device)
+            }),
+            random: Box::new(|bytes| bytes.fill(7)),
+        })
+    });
+    let registry = &*REGISTRY;
+    let Ok((_, Visitor::Session(client, _))) = registry.hello(&GREETING, false, Duration::ZERO) else {
+        unreachable!("an empty server takes a session")
+    };
+    let opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
+    let watched = opened.as_ref().map(watched);
+    let (mut seq, mut outcome) = (0, Vec::new());
+    for (kind, payload) in &frames(made, choices) {
         match client.session().receive(&Frame { seq: seq + 1, kind: *kind, payload }) {
             Ok(SessionEvent::Going | SessionEvent::Ping(_)) => seq += 1,
             Ok(SessionEvent::Ended) => break,

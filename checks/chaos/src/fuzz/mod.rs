@@ -2,7 +2,7 @@
 //! coverage, a target tells what came of an input, and inputs with a new outcome are kept and mutated further.
 
 mod files;
-mod grammar;
+pub mod grammar;
 mod mutate;
 mod seeds;
 mod targets;
