@@ -164,7 +164,7 @@ pub trait Module {
         self.distinct().iter().map(|(_, tensor)| tensor.numel()).sum()
     }
 
-    /// Keeps the parameters whose path matches a pattern from being trained, see [`matches`]. Gives how many there are; tied
+    /// Keeps the parameters whose path matches a pattern from being trained, see [`matches()`]. Gives how many there are; tied
     /// weights match by any of their paths.
     ///
     /// # Panics
