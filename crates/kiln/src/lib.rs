@@ -64,6 +64,11 @@ pub mod data {
     pub use kiln_data::*;
 }
 
+/// Model files: safetensors, PyTorch's and NumPy's, straight to a device; models saved and loaded in one line.
+pub mod store {
+    pub use kiln_store::*;
+}
+
 /// What most programs need.
 pub mod prelude {
     pub use crate::nn::{
@@ -73,6 +78,7 @@ pub mod prelude {
         TransformerDecoderLayer, TransformerEncoderLayer,
     };
     pub use kiln_data::{DataLoader, Dataset, Mnist};
+    pub use kiln_store::{Load, ModelFile, TensorFile};
     pub use kiln_tensor::{
         Axes, ClassOptions, ConvOptions, DType, Device, Error, Generator, Gradients, Interpolate, PadMode,
         Padding, PoolOptions, Reduction, Shape, Tensor, checkpoint, einsum, grad, no_grad, seed, step_by,
