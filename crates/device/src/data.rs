@@ -20,7 +20,7 @@ pub unsafe trait Host: Any + Send + Sync {
         false
     }
 
-    /// Where a device may compute a value, see [`Driver::place_output`](crate::Driver::place_output): the first byte, if all of it may
+    /// Where a device may compute a value, see [`Placing::place_output`](crate::Placing::place_output): the first byte, if all of it may
     /// be written while it is shared.
     fn target(&self) -> Option<*mut u8> {
         None

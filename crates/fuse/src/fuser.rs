@@ -121,7 +121,7 @@ pub trait Handles<V> {
     /// Where new values live.
     fn place(&self) -> Place;
 
-    /// Where this value is to be computed, see [`kiln_device::Driver::place_output`].
+    /// Where this value is to be computed, see [`kiln_device::Placing::place_output`].
     fn output_memory(&self, _id: Id) -> Option<Bytes> {
         None
     }

@@ -6,7 +6,7 @@ use kiln_device::Bytes;
 use std::fmt;
 use std::sync::Arc;
 
-/// A block of memory aligned to [`ALIGN`], given back to its arena on drop. Its content at first is unspecified but
+/// A block of memory aligned to [`super::ALIGN`], given back to its arena on drop. Its content at first is unspecified but
 /// initialised.
 pub struct Buffer {
     pub(super) block: Block,
