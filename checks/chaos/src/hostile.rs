@@ -96,10 +96,10 @@ pub fn attack(class: &str, address: SocketAddr, seed: u64) -> bool {
         let mut random = Random(seed ^ i << 32);
         std::thread::spawn(move || {
             loop {
-                if (class.run)(address, &mut random).is_none() {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
                 TRIES.fetch_add(1, Ordering::Relaxed);
+                (class.run)(address, &mut random);
+                // A session that was ended is gone before the next one.
+                std::thread::sleep(Duration::from_millis(150));
             }
         });
     }
@@ -449,8 +449,7 @@ fn one(setup: &Setup, class: &Class) -> Result<(u64, Seen), String> {
     let tries = attackers.end();
     let seen = watcher.end()?;
     honest(setup, &server)?;
-    // Those who say nothing are closed by the server or wait until the end.
-    if tries == 0 && class.name != "silent" && class.name != "pings" {
+    if tries == 0 {
         return Err("nobody attacked".into());
     }
     Ok((seen.memory.saturating_sub(before), seen))

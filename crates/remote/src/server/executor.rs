@@ -68,7 +68,7 @@ pub struct Executor {
 }
 
 /// What naming a value takes here and in the device.
-const ENTRY: usize = 512;
+const ENTRY: usize = 640;
 /// Bytes of tables, templates and errors that a session has besides its quota.
 const FREE: usize = 8 << 20;
 /// Changes of the tables that are worth settling.
