@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use zip::ZipArchive;
+use zip::{CompressionMethod, ZipArchive};
 
 /// What tensors are read from: files, and members of an archive.
 pub(crate) enum Source {
@@ -54,6 +54,40 @@ impl Source {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// No deflated byte stands for more bytes than this.
+const MOST_DEFLATED: u64 = 1032;
+
+/// An archive whose directory does not claim more than its file can hold: what it says of sizes is what memory is asked for.
+fn opened(path: &Path, file: File) -> Result<ZipArchive<File>> {
+    let length = file.metadata().map_err(StoreError::file(path))?.len();
+    let damaged = |e: zip::result::ZipError| StoreError::damaged(path, e);
+    let archive = ZipArchive::new(file).map_err(damaged)?;
+    let mut all = 0u64;
+    for member in 0..archive.len() {
+        let entry = archive.by_index_data(member).map_err(damaged)?;
+        let (size, packed) = (entry.size(), entry.compressed_size());
+        all = all.saturating_add(packed);
+        let most = match entry.compression() {
+            CompressionMethod::Stored => packed,
+            _ => packed.saturating_mul(MOST_DEFLATED),
+        };
+        if size > most || all > length {
+            return Err(StoreError::damaged(path, "its directory claims more than the file holds"));
+        }
+    }
+    Ok(archive)
+}
+
+/// Memory for a tensor's content. What a file claims was checked, but the machine may still not have that much.
+fn zeros(path: &Path, len: usize) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    if bytes.try_reserve_exact(len).is_err() {
+        return Err(StoreError::unsupported(path, format!("there is no memory for {len} bytes")));
+    }
+    bytes.resize(len, 0);
+    Ok(bytes)
 }
 
 /// A tensor in a file.
@@ -160,7 +194,7 @@ impl TensorFile {
         match start[..] {
             [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => numpy::read_array(self, path, file),
             [b'P', b'K', 3 | 5, 4 | 6, ..] => {
-                let archive = ZipArchive::new(file).map_err(|e| StoreError::damaged(path, e))?;
+                let archive = opened(path, file)?;
                 let pickled = archive.file_names().any(|name| name.is_ok_and(|n| n.ends_with("data.pkl")));
                 if pickled {
                     torch::read_zip(self, path, archive)
@@ -230,7 +264,7 @@ impl TensorFile {
             Some(strides) => {
                 let size = entry.meta.dtype.size();
                 let span = Entry::span(&entry.meta, strides).unwrap_or(0);
-                let mut all = vec![0; span * size];
+                let mut all = zeros(&self.path, span.saturating_mul(size))?;
                 source.fill(entry.member, entry.at, &mut all)?;
                 gather(&entry.meta.shape, strides, size, &all, out);
             }
@@ -244,7 +278,7 @@ impl TensorFile {
     /// A tensor's content on the host.
     pub fn data(&self, name: &str) -> Result<Data> {
         let entry = self.entry(name)?;
-        let mut bytes = vec![0; entry.meta.bytes()];
+        let mut bytes = zeros(&self.path, entry.meta.bytes())?;
         self.fill(entry, &mut bytes)?;
         Ok(Data::new(entry.meta, Bytes::new(bytes)))
     }

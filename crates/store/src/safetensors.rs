@@ -3,10 +3,13 @@
 //! Written here and not with the format's crate, which keeps names in random order and wants the whole file in memory.
 
 use crate::error::{Result, StoreError};
-use crate::file::{Entry, Source, TensorFile};
+use crate::file::{self, Source, TensorFile};
 use kiln_tensor::{DType, Data, MAX_RANK, Meta};
-use serde::{Deserialize, Serialize};
+use serde::de::{Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt::Formatter;
 use std::fs::File;
 use std::io::{BufReader, Read, Write};
 use std::path::Path;
@@ -38,15 +41,70 @@ const DTYPES: [(DType, &str); 13] = [
 #[derive(Serialize, Deserialize)]
 struct Info {
     dtype: String,
+    #[serde(deserialize_with = "extents")]
     shape: Vec<usize>,
     data_offsets: (u64, u64),
 }
 
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Part {
-    Tensor(Info),
-    Words(BTreeMap<String, String>),
+/// A shape that ends when its rank is beyond any: a head of nothing but extents costs no memory.
+fn extents<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Vec<usize>, D::Error> {
+    struct Extents;
+    impl<'de> Visitor<'de> for Extents {
+        type Value = Vec<usize>;
+        fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+            write!(f, "a shape of rank {MAX_RANK} at most")
+        }
+        fn visit_seq<A: SeqAccess<'de>>(self, mut from: A) -> std::result::Result<Vec<usize>, A::Error> {
+            let mut shape = Vec::new();
+            while let Some(extent) = from.next_element()? {
+                if shape.len() == MAX_RANK {
+                    return Err(A::Error::invalid_length(shape.len() + 1, &self));
+                }
+                shape.push(extent);
+            }
+            Ok(shape)
+        }
+    }
+    from.deserialize_seq(Extents)
+}
+
+/// What a head says. Read as it comes, each name once.
+#[derive(Default)]
+struct Head {
+    words: BTreeMap<String, String>,
+    tensors: BTreeMap<String, Info>,
+}
+
+impl<'de> Deserialize<'de> for Head {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Head, D::Error> {
+        struct Parts;
+        impl<'de> Visitor<'de> for Parts {
+            type Value = Head;
+            fn expecting(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+                f.write_str("tensors by name")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut from: A) -> std::result::Result<Head, A::Error> {
+                let mut head = Head::default();
+                while let Some(name) = from.next_key::<String>()? {
+                    if name == WORDS {
+                        head.words = from.next_value()?;
+                        continue;
+                    }
+                    match head.tensors.entry(name) {
+                        Entry::Vacant(place) => drop(place.insert(from.next_value()?)),
+                        Entry::Occupied(other) => {
+                            return Err(A::Error::custom(format_args!(
+                                "two tensors are named {}",
+                                other.key()
+                            )));
+                        }
+                    }
+                }
+                Ok(head)
+            }
+        }
+        from.deserialize_map(Parts)
+    }
 }
 
 pub(crate) fn read(to: &mut TensorFile, path: &Path, file: File) -> Result<()> {
@@ -59,21 +117,13 @@ pub(crate) fn read(to: &mut TensorFile, path: &Path, file: File) -> Result<()> {
     if head > LONGEST_HEAD || head > length.saturating_sub(8) {
         return Err(StoreError::damaged(path, format!("its head has {head} bytes, more than there can be")));
     }
-    let parts: BTreeMap<String, Part> =
-        serde_json::from_reader(reader.take(head)).map_err(|e| StoreError::damaged(path, e))?;
+    let parts: Head = serde_json::from_reader(reader.take(head)).map_err(|e| StoreError::damaged(path, e))?;
+    to.metadata.extend(parts.words);
     let begin = 8 + head;
     let source = to.sources.len();
     let mut ranges = Vec::new();
-    for (name, part) in parts {
+    for (name, Info { dtype, shape, data_offsets: (start, end) }) in parts.tensors {
         let damaged = |reason: String| StoreError::damaged(path, format!("{name}: {reason}"));
-        let Info { dtype, shape, data_offsets: (start, end) } = match part {
-            Part::Tensor(info) => info,
-            Part::Words(words) if name == WORDS => {
-                to.metadata.extend(words);
-                continue;
-            }
-            Part::Words(_) => return Err(damaged("it is no tensor".into())),
-        };
         if start > end || end > length - begin {
             return Err(damaged(format!("bytes {start} to {end} are not in the file")));
         }
@@ -86,7 +136,7 @@ pub(crate) fn read(to: &mut TensorFile, path: &Path, file: File) -> Result<()> {
         if meta.bytes() as u64 != end - start {
             return Err(damaged(format!("{meta} takes {} bytes, not {}", meta.bytes(), end - start)));
         }
-        to.add(path, name, Entry { meta, source, member: 0, at: begin + start, strides: None })?;
+        to.add(path, name, file::Entry { meta, source, member: 0, at: begin + start, strides: None })?;
     }
     ranges.sort_unstable();
     if ranges.windows(2).any(|pair| pair[0].1 > pair[1].0) {

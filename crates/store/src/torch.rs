@@ -337,7 +337,7 @@ impl Walk<'_> {
         let mut dense = 1;
         let row_major = meta.shape.iter().zip(&strides).rev().all(|(&extent, &stride)| {
             let fits = extent == 1 || stride == dense;
-            dense *= extent.max(1);
+            dense = usize::saturating_mul(dense, extent.max(1));
             fits
         });
         let strides = (!row_major && span > 0).then_some(strides);

@@ -368,3 +368,74 @@ fn a_model_is_saved_and_loaded() {
     let error = file.data("weight").unwrap_err().to_string();
     assert!(error.contains("no tensor named weight; there is 1.weight"), "{error}");
 }
+
+/// Changes what an archive's directory says of its members' sizes.
+fn claimed(path: &Path, size: u32) {
+    let mut bytes = fs::read(path).unwrap();
+    let heads: Vec<usize> =
+        (0..bytes.len() - 4).filter(|&at| bytes[at..].starts_with(b"PK\x01\x02")).collect();
+    assert!(!heads.is_empty());
+    for at in heads {
+        bytes[at + 20..at + 24].copy_from_slice(&size.to_le_bytes());
+        bytes[at + 24..at + 28].copy_from_slice(&size.to_le_bytes());
+    }
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn a_member_is_no_larger_than_its_archive() {
+    let folder = Folder::new("claimed");
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    let path = folder.at("x.npz");
+    let size = 0xffff_ff00u32;
+    let mut head = format!("{{'descr': '|u1', 'fortran_order': False, 'shape': ({},), }}", size - 128);
+    head.push_str(&" ".repeat(117 - head.len()));
+    head.push('\n');
+    let array = [b"\x93NUMPY\x01\x00", &(head.len() as u16).to_le_bytes()[..], head.as_bytes()].concat();
+    zipped(&path, stored, &[("x.npy", &array)]);
+    claimed(&path, size);
+    assert!(matches!(TensorFile::open(&path), Err(StoreError::Damaged { .. })));
+    let path = folder.at("x.pt");
+    let root = pickle(dict(&[("x", tensor("ByteStorage", "0", 0, &[i32::MAX], &[1]))]));
+    zipped(&path, stored, &[("a/data/0", b"few"), ("a/data.pkl", &root)]);
+    claimed(&path, size);
+    assert!(matches!(TensorFile::open(&path), Err(StoreError::Damaged { .. })));
+}
+
+/// How much memory this process has ever had, in bytes.
+#[cfg(target_os = "linux")]
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_head_of_nothing_but_numbers_takes_little_more_than_its_bytes() {
+    let folder = Folder::new("numbers");
+    let path = folder.at("x.safetensors");
+    let zeros = "0,".repeat(16 << 20);
+    let head = format!(r#"{{"x":{{"dtype":"F32","shape":[{zeros}0],"data_offsets":[0,0]}}}}"#);
+    fs::write(&path, [&(head.len() as u64).to_le_bytes()[..], head.as_bytes()].concat()).unwrap();
+    drop((zeros, head));
+    let before = peak();
+    assert!(matches!(TensorFile::open(&path), Err(StoreError::Damaged { .. })));
+    assert!(peak() - before < 64 << 20, "{} MiB more", (peak() - before) >> 20);
+}
+
+#[test]
+fn extents_whose_product_is_no_number_are_read_or_refused() {
+    let folder = Folder::new("empty");
+    let path = folder.at("x.npy");
+    for shape in ["(0, 35184372088832, 35184372088832)", "(35184372088832, 35184372088832, 0)"] {
+        let mut head = format!("{{'descr': '<f4', 'fortran_order': True, 'shape': {shape}, }}");
+        head.push_str(&" ".repeat(117 - head.len()));
+        head.push('\n');
+        let array = [b"\x93NUMPY\x01\x00", &(head.len() as u16).to_le_bytes()[..], head.as_bytes()].concat();
+        fs::write(&path, array).unwrap();
+        let Ok(file) = TensorFile::open(&path) else { continue };
+        let names: Vec<String> = file.metas().map(|(name, _)| name.to_string()).collect();
+        names.iter().for_each(|name| drop(file.data(name)));
+    }
+}
