@@ -6,7 +6,6 @@
 // What `#[derive(Module)]` writes names this crate, also in here.
 extern crate self as kiln_nn;
 
-mod checkpoint;
 mod module;
 mod optim;
 
@@ -31,7 +30,6 @@ mod unpool;
 
 pub use activation::*;
 pub use attention::*;
-pub use checkpoint::{Checkpoint, CheckpointError};
 pub use conv::*;
 pub use dropout::*;
 pub use embedding::Embedding;

@@ -2,7 +2,7 @@
 //!
 //! A model is saved in one line and loaded in one line ([`ModelFile`]). What others wrote is read by its content:
 //! safetensors, also in several files with an index or in a folder of Hugging Face's, PyTorch's `.pt` and `.pth`, NumPy's
-//! `.npy` and `.npz` ([`TensorFile`]). No code of a pickle is run. Written are safetensors and `.npz`.
+//! `.npy` and `.npz` ([`TensorFile`]). No code of a pickle is run. Written are safetensors and `.npz`; and a job's state after some steps is a [`Checkpoint`].
 //!
 //! ```
 //! use kiln_nn::{Linear, Module};
@@ -25,6 +25,7 @@
 //! ```
 #![forbid(unsafe_code)]
 
+mod checkpoint;
 mod error;
 mod file;
 mod load;
@@ -34,6 +35,7 @@ mod safetensors;
 mod save;
 mod torch;
 
+pub use checkpoint::{Checkpoint, CheckpointError};
 pub use error::{Result, StoreError};
 pub use file::TensorFile;
 pub use load::{Load, ModelFile};

@@ -87,7 +87,11 @@ fn read<'a>(
     Ok(data)
 }
 
-fn write(path: &Path, data: &BTreeMap<String, Data>, words: &BTreeMap<String, String>) -> Result<()> {
+pub(crate) fn write(
+    path: &Path,
+    data: &BTreeMap<String, Data>,
+    words: &BTreeMap<String, String>,
+) -> Result<()> {
     let extension = path.extension().unwrap_or_default().to_string_lossy();
     match (&*extension, data.iter().next()) {
         ("npz", _) => replace(path, |file| numpy::write_zip(path, file, data)),
@@ -120,6 +124,9 @@ fn replace(path: &Path, fill: impl FnOnce(&mut File) -> Result<()>) -> Result<()
         .and_then(|()| fs::rename(&temporary, path).map_err(&failed));
     if filled.is_err() {
         let _ = fs::remove_file(&temporary);
+        return filled;
     }
-    filled
+    // The name is on the disk when its folder is.
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)
 }

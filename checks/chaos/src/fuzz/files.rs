@@ -1,6 +1,6 @@
 //! Files that Kiln reads: recordings, plans and checkpoints. Checksums are made right, since whoever writes a file can.
 
-use kiln::nn::Checkpoint;
+use kiln::store::Checkpoint;
 use kiln_cpu::Cpu;
 use kiln_device::{Batch, Bytes, Control, Data, Driver, Place, Record, replay};
 use kiln_ir::wire::Reader;

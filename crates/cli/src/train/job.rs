@@ -5,8 +5,9 @@
 
 use super::report::Report;
 use kiln::dist::{self, GradientSync, Group, Identity, Layout, Rendezvous, SyncConfig};
-use kiln::nn::{Checkpoint, NonFinite, Optimizer};
+use kiln::nn::{NonFinite, Optimizer};
 use kiln::prelude::*;
+use kiln::store::Checkpoint;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -1,6 +1,7 @@
 //! Weights that two layers share are one parameter: in the count, in the state, in a checkpoint and after loading one.
 
 use kiln_nn::*;
+use kiln_store::{Checkpoint, CheckpointError};
 use kiln_tensor::{Device, with_generator};
 use std::collections::BTreeMap;
 

@@ -4,30 +4,27 @@
 //! beside its place, brought to the disk and renamed, so that a file with the right name is complete; reading verifies
 //! the sum, so that a damaged one is not taken for good.
 
-use crate::Module;
-use kiln_tensor::{DType, Data, Device, Error, MAX_RANK, Meta, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, TensorInfo};
+use crate::error::StoreError;
+use crate::file::TensorFile;
+use crate::save;
+use kiln_nn::Module;
+use kiln_tensor::{Data, Device, Error, Meta, Tensor};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 const SUM: &str = "sha256";
 const STEP: &str = "step";
-/// Where a safetensors file keeps words.
-const WORDS: &str = "__metadata__";
-/// The longest head of a safetensors file.
-const LONGEST_HEAD: u64 = 100_000_000;
 
 /// Why a checkpoint cannot be written or read.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum CheckpointError {
-    #[error("{}: {source}", path.display())]
-    File { path: PathBuf, source: std::io::Error },
-    #[error("{}: {reason}", path.display())]
-    Damaged { path: PathBuf, reason: String },
+    /// Its file cannot be written or read, or is damaged.
+    #[error(transparent)]
+    Store(#[from] StoreError),
     #[error("{}: not a Kiln checkpoint: its metadata have no {missing}", path.display())]
     Foreign { path: PathBuf, missing: &'static str },
     #[error("{}: it has no tensor named {name}; one of {want} is needed", path.display())]
@@ -38,6 +35,11 @@ pub enum CheckpointError {
     Other { path: PathBuf, want: String, got: String },
     #[error(transparent)]
     Device(#[from] Error),
+}
+
+/// For `map_err` of what the system refuses.
+fn failed(path: &Path) -> impl Fn(std::io::Error) -> CheckpointError {
+    move |source| StoreError::File { path: path.into(), source }.into()
 }
 
 /// A job's state after some steps.
@@ -73,51 +75,27 @@ impl Checkpoint {
         }
         let mut data = BTreeMap::new();
         for (name, read) in reads {
-            if name == WORDS {
-                return refused(&name, "no tensor can have that name");
-            }
             if data.contains_key(&name) {
                 return refused(&name, "two tensors have that name");
             }
             data.insert(name, read.wait()?);
         }
-        let failed = |source| CheckpointError::File { path: path.clone(), source };
         let mut metadata = words.clone();
         metadata.insert(STEP.into(), step.to_string());
         metadata.insert(SUM.into(), sum(step, words, &data));
-        // Larger elements come first, so that all of them are aligned.
-        let mut order: Vec<(&String, &Data)> = data.iter().collect();
-        order.sort_by_key(|(_, data)| std::cmp::Reverse(data.meta.dtype.size()));
-        let head = head(&path, &metadata, &order)?;
-        let write = || -> std::io::Result<()> {
-            fs::create_dir_all(folder)?;
-            let temporary = folder.join(format!(".{}.{step}.tmp", std::process::id()));
-            let mut file = File::create(&temporary)?;
-            let fill = |file: &mut File| {
-                file.write_all(&head)?;
-                order.iter().try_for_each(|(_, data)| file.write_all(&data.bytes))?;
-                file.sync_all()
-            };
-            if let Err(e) = fill(&mut file).and_then(|()| fs::rename(&temporary, &path)) {
-                let _ = fs::remove_file(&temporary);
-                return Err(e);
-            }
-            // The name is on the disk when its folder is.
-            File::open(folder)?.sync_all()
-        };
-        write().map_err(failed)?;
+        fs::create_dir_all(folder).map_err(failed(folder))?;
+        save::write(&path, &data, &metadata)?;
         Ok(path)
     }
 
     /// Makes `folder` if it is missing and tries to write there, so that a job learns before its first step what would
     /// keep it from saving.
     pub fn prepare(folder: &Path) -> Result<(), CheckpointError> {
-        let failed = |source| CheckpointError::File { path: folder.into(), source };
-        fs::create_dir_all(folder).map_err(failed)?;
+        fs::create_dir_all(folder).map_err(failed(folder))?;
         let trial = folder.join(format!(".{}.trial.tmp", std::process::id()));
         let written = File::create(&trial).and_then(|mut file| file.write_all(b"kiln"));
         let _ = fs::remove_file(&trial);
-        written.map_err(failed)
+        written.map_err(failed(folder))
     }
 
     /// Deletes checkpoints of the job that `words` describe, except the newest `keep` of those up to `step`. Files of
@@ -140,7 +118,7 @@ impl Checkpoint {
         own.sort();
         own.truncate(own.len().saturating_sub(keep));
         for (_, path) in &own {
-            fs::remove_file(path).map_err(|source| CheckpointError::File { path: path.clone(), source })?;
+            fs::remove_file(path).map_err(failed(path))?;
         }
         Ok(own.into_iter().map(|(_, path)| path).collect())
     }
@@ -160,34 +138,20 @@ impl Checkpoint {
 
     /// Reads and verifies one file.
     pub fn read(path: &Path) -> Result<Checkpoint, CheckpointError> {
-        let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason };
-        let bytes = fs::read(path).map_err(|source| CheckpointError::File { path: path.into(), source })?;
-        let (_, head) = SafeTensors::read_metadata(&bytes).map_err(|e| damaged(e.to_string()))?;
-        let mut words: BTreeMap<String, String> =
-            head.metadata().clone().unwrap_or_default().into_iter().collect();
-        let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(e.to_string()))?;
+        let file = TensorFile::open(path)?;
+        let mut words = file.metadata().clone();
         let foreign = |missing| CheckpointError::Foreign { path: path.into(), missing };
         let step = words.remove(STEP).and_then(|s| s.parse().ok()).ok_or_else(|| foreign("step"))?;
         let want = words.remove(SUM).ok_or_else(|| foreign("checksum"))?;
+        if let Some(name) = file.unsupported().keys().next() {
+            return Err(StoreError::damaged(path, format!("{name} has a foreign dtype")).into());
+        }
         let mut tensors = BTreeMap::new();
-        for (name, view) in file.tensors() {
-            let dtype =
-                from_dtype(view.dtype()).ok_or_else(|| damaged(format!("{name} has a foreign dtype")))?;
-            if view.shape().len() > MAX_RANK {
-                let rank = view.shape().len();
-                return Err(damaged(format!(
-                    "{name} has rank {rank}, above the highest supported, {MAX_RANK}"
-                )));
-            }
-            let meta = Meta::new(dtype, view.shape());
-            meta.check().map_err(|e| damaged(e.to_string()))?;
-            if meta.bytes() != view.data().len() {
-                return Err(damaged(format!("{name} has another number of bytes than its shape")));
-            }
-            tensors.insert(name, Data::new(meta, kiln_tensor::Bytes::new(view.data().to_vec())));
+        for (name, _) in file.metas() {
+            tensors.insert(name.to_string(), file.data(name)?);
         }
         if sum(step, &words, &tensors) != want {
-            return Err(damaged("its checksum is wrong".into()));
+            return Err(StoreError::damaged(path, "its checksum is wrong").into());
         }
         Ok(Checkpoint { step, words, tensors, path: path.into() })
     }
@@ -235,51 +199,9 @@ impl Checkpoint {
     }
 }
 
-/// The head of a safetensors file: the length of what follows, and JSON that names the parts in their order. Written
-/// here because the names are sorted here: a map in random order would give equal checkpoints other bytes.
-fn head(
-    path: &Path,
-    metadata: &BTreeMap<String, String>,
-    order: &[(&String, &Data)],
-) -> Result<Vec<u8>, CheckpointError> {
-    let failed =
-        |reason: String| CheckpointError::File { path: path.into(), source: std::io::Error::other(reason) };
-    let mut parts = BTreeMap::from([(WORDS, serde_json::json!(metadata))]);
-    let mut end = 0;
-    for (name, data) in order {
-        let dtype = dtype(data.meta.dtype).ok_or_else(|| CheckpointError::Other {
-            path: path.into(),
-            want: "a dtype that safetensors have".into(),
-            got: data.meta.dtype.name().into(),
-        })?;
-        let data_offsets = (end, end + data.bytes.len());
-        end = data_offsets.1;
-        let info = TensorInfo { dtype, shape: data.meta.shape.to_vec(), data_offsets };
-        parts.insert(name.as_str(), serde_json::to_value(info).map_err(|e| failed(e.to_string()))?);
-    }
-    let mut text = serde_json::to_vec(&parts).map_err(|e| failed(e.to_string()))?;
-    text.resize(text.len().next_multiple_of(8), b' ');
-    if text.len() as u64 > LONGEST_HEAD {
-        return Err(failed("its names and words are too long for a safetensors file".into()));
-    }
-    let mut head = (text.len() as u64).to_le_bytes().to_vec();
-    head.append(&mut text);
-    Ok(head)
-}
-
 /// The step and the words that the head of a file states, if it is a checkpoint's.
 fn told(path: &Path) -> Option<(u64, BTreeMap<String, String>)> {
-    let mut file = File::open(path).ok()?;
-    let mut length = [0; 8];
-    file.read_exact(&mut length).ok()?;
-    let length = u64::from_le_bytes(length);
-    if length > LONGEST_HEAD {
-        return None;
-    }
-    let mut text = Vec::new();
-    file.take(length).read_to_end(&mut text).ok()?;
-    let mut head: serde_json::Value = serde_json::from_slice(&text).ok()?;
-    let mut words: BTreeMap<String, String> = serde_json::from_value(head.get_mut(WORDS)?.take()).ok()?;
+    let mut words = TensorFile::open(path).ok()?.metadata().clone();
     let step = words.remove(STEP)?.parse().ok()?;
     words.remove(SUM)?;
     Some((step, words))
@@ -288,8 +210,7 @@ fn told(path: &Path) -> Option<(u64, BTreeMap<String, String>)> {
 /// The checkpoints of a folder, oldest first.
 fn list(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let mut found = Vec::new();
-    let entries =
-        fs::read_dir(folder).map_err(|source| CheckpointError::File { path: folder.into(), source })?;
+    let entries = fs::read_dir(folder).map_err(failed(folder))?;
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
@@ -315,29 +236,11 @@ fn sum(step: u64, words: &BTreeMap<String, String>, tensors: &BTreeMap<String, D
     hash.finalize().iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// Dtypes under the names that safetensors give them.
-const DTYPES: [(DType, Dtype); 8] = [
-    (DType::F64, Dtype::F64),
-    (DType::F32, Dtype::F32),
-    (DType::F16, Dtype::F16),
-    (DType::BF16, Dtype::BF16),
-    (DType::I64, Dtype::I64),
-    (DType::I32, Dtype::I32),
-    (DType::U8, Dtype::U8),
-    (DType::Bool, Dtype::BOOL),
-];
-
-fn dtype(dtype: DType) -> Option<Dtype> {
-    DTYPES.iter().find(|(ours, _)| *ours == dtype).map(|(_, theirs)| *theirs)
-}
-
-fn from_dtype(dtype: Dtype) -> Option<DType> {
-    DTYPES.iter().find(|(_, theirs)| *theirs == dtype).map(|(ours, _)| *ours)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use kiln_tensor::DType;
+    use safetensors::SafeTensors;
 
     fn folder(name: &str) -> PathBuf {
         let path = std::env::temp_dir().join(format!("kiln-checkpoint-{name}-{}", std::process::id()));
@@ -359,7 +262,10 @@ mod tests {
     fn what_was_saved_is_read() {
         let folder = folder("round");
         let missing = Checkpoint::latest(&folder).unwrap_err();
-        assert!(matches!(&missing, CheckpointError::File { path, .. } if *path == folder), "{missing}");
+        assert!(
+            matches!(&missing, CheckpointError::Store(StoreError::File { path, .. }) if *path == folder),
+            "{missing}"
+        );
         Checkpoint::prepare(&folder).unwrap();
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0, "a trial leaves nothing");
         assert!(Checkpoint::latest(&folder).unwrap().0.is_none());
@@ -464,7 +370,7 @@ mod tests {
         for shape in ["[1,1,1,1,1,1,1,1,1]", "[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1]"] {
             let head = format!(r#"{{"__metadata__":{{"step":"1","sha256":"x"}},{}}}"#, part(shape));
             let deep = Checkpoint::read(&write(&head, &[0; 4])).unwrap_err();
-            let CheckpointError::Damaged { reason, .. } = &deep else { panic!("{deep}") };
+            let CheckpointError::Store(StoreError::Damaged { reason, .. }) = &deep else { panic!("{deep}") };
             assert!(reason.contains("rank"), "{reason}");
         }
         let x = || Tensor::ones([1], &Device::cpu());
