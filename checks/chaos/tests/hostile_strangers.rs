@@ -133,6 +133,40 @@ fn a_crowd_does_not_keep_a_right_token_out() {
 }
 
 #[test]
+fn a_client_that_was_closed_before_an_answer_comes_again() {
+    let server = Serving::start(Options::default());
+    let (listener, home) = (TcpListener::bind("127.0.0.1:0").unwrap(), server.address());
+    let address = listener.local_addr().unwrap();
+    let relay = std::thread::spawn(move || {
+        // As a server does that makes room for others.
+        (0..3).for_each(|_| drop(listener.accept().unwrap()));
+        let (client, _) = listener.accept().unwrap();
+        let server = TcpStream::connect(home).unwrap();
+        let pairs = [(client.try_clone().unwrap(), server.try_clone().unwrap()), (server, client)];
+        let copies = pairs.map(|(mut from, mut to)| {
+            std::thread::spawn(move || {
+                let _ = std::io::copy(&mut from, &mut to);
+                let _ = to.shutdown(std::net::Shutdown::Write);
+            })
+        });
+        copies.into_iter().for_each(|copy| copy.join().unwrap());
+    });
+    let start = Instant::now();
+    let remote = open(&format!("kiln://{address}"), PATIENCE).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "{:?}", start.elapsed());
+    assert_eq!(stream(&*remote, 5, 30), stream(&Cpu::start(), 5, 30));
+    drop(remote);
+    relay.join().unwrap();
+    // One that closes for ever is given up soon.
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || while listener.accept().is_ok() {});
+    let start = Instant::now();
+    assert!(open(&format!("kiln://{address}"), PATIENCE).is_err());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+}
+
+#[test]
 fn fetches_of_what_is_not_exposed_hold_up_no_others() {
     let server = Serving::start(Options::default());
     let (_raw, _) = Raw::open(server.address());

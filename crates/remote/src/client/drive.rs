@@ -9,6 +9,7 @@ use crate::protocol::plain;
 use crate::transport::{self, Gather, Stream};
 use kiln_device::Error;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
@@ -17,6 +18,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf};
 const ACK_DELAY: Duration = Duration::from_millis(5);
 /// The longest that connecting and being welcomed may take.
 const HANDSHAKE: Duration = Duration::from_secs(5);
+/// How long a server is tried that takes connections and says nothing: a crowd of strangers may push each other out.
+const CROWDED: Duration = Duration::from_secs(1);
 
 /// What a server means that wants a token from a client without one.
 const NO_TOKEN: &str =
@@ -63,6 +66,8 @@ struct Search {
     lost: Option<Instant>,
     attempts: usize,
     why: Vec<Option<Why>>,
+    /// A server took the connection, though it said nothing.
+    reached: bool,
     /// That the server is lost has been told, and that it is back.
     told: [bool; 2],
 }
@@ -178,8 +183,12 @@ impl Search {
     /// Whether it is time to give up.
     fn is_over(&mut self, shared: &Shared) -> bool {
         let since = *self.lost.get_or_insert_with(Instant::now);
-        // Nobody waits for a server that was never there.
-        let patience = if shared.lock().info().is_some() { shared.patience.give_up } else { Duration::ZERO };
+        // Nobody waits for a server that was never there. One that had no room may have some soon.
+        let patience = match (shared.lock().info().is_some(), self.reached) {
+            (true, _) => shared.patience.give_up,
+            (false, true) => CROWDED.min(shared.patience.give_up),
+            (false, false) => Duration::ZERO,
+        };
         since.elapsed() >= patience && self.attempts >= self.why.len()
     }
 
@@ -200,8 +209,10 @@ async fn connection(shared: &Shared, search: &mut Search) -> End {
     let Server { address, login } = &shared.servers[search.at];
     let (elsewhere, begun) = (search.home != Some(search.at), shared.lock().info().is_some());
     let broken = |e: io::Error| End::Broken(e.to_string());
+    let reached = AtomicBool::new(false);
     let shake = async {
         let stream = transport::connect(address).await?;
+        reached.store(true, Ordering::Relaxed);
         let (mut reader, mut writer) = tokio::io::split(stream);
         let hello = shared.lock().hello(login, elsewhere);
         writer.write_all(&hello).await?;
@@ -229,7 +240,10 @@ async fn connection(shared: &Shared, search: &mut Search) -> End {
     };
     let (reader, writer, decoder, step) = match shaken {
         Err(_) => return End::Broken(format!("no answer within {HANDSHAKE:?}")),
-        Ok(Err(e)) => return broken(e),
+        Ok(Err(e)) => {
+            search.reached |= reached.load(Ordering::Relaxed);
+            return broken(e);
+        }
         Ok(Ok(parts)) => parts,
     };
     let opened = match step {

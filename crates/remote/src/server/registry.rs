@@ -261,11 +261,13 @@ impl Registry {
         &self.rules
     }
 
-    /// Whether a hello will be answered at all, without a look at what it asks for.
-    pub fn vet(&self, payload: &[u8], trusted: bool) -> Result<(), Refusal> {
+    /// Whether a hello will be answered at all, without a look at what it asks for; and whether it has shown the token, or
+    /// was trusted before. Where there is no token nobody can show it.
+    pub fn vet(&self, payload: &[u8], trusted: bool) -> Result<bool, Refusal> {
         let hello = Hello::decode(payload).map_err(|e| Refusal::Other(e.to_string()))?;
         greeting::common(hello.versions).ok_or(Refusal::Version(VERSIONS.0, VERSIONS.1))?;
-        self.known(&hello, trusted)
+        self.known(&hello, trusted)?;
+        Ok(trusted || self.config.token.as_deref().is_some_and(|token| equal(token, &hello.token)))
     }
 
     fn known(&self, hello: &Hello, trusted: bool) -> Result<(), Refusal> {

@@ -345,7 +345,10 @@ impl Server {
         // Opening a device takes its time.
         let admitted = match self.registry.vet(&payload, peer.trusted) {
             Err(refusal) => Err(refusal),
-            Ok(()) => {
+            Ok(shown) => {
+                if shown {
+                    stranger.is_known();
+                }
                 let (server, trusted) = (self.clone(), peer.trusted);
                 // A session that nobody takes any more is without a connection at once.
                 let admit = move || {

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::sync::Notify;
 
@@ -39,6 +40,7 @@ pub struct Stranger<'a> {
     strangers: &'a Strangers,
     number: u64,
     leave: Arc<Notify>,
+    known: AtomicBool,
 }
 
 impl Strangers {
@@ -56,7 +58,7 @@ impl Strangers {
         there.next += 1;
         let leave = Arc::new(Notify::new());
         there.list.insert(number, One { host: host.into(), web: false, leave: leave.clone() });
-        Stranger { strangers: self, number, leave }
+        Stranger { strangers: self, number, leave, known: AtomicBool::new(false) }
     }
 
     /// Sends the oldest away, to make room for another.
@@ -107,9 +109,18 @@ impl Stranger<'_> {
         }
     }
 
+    /// It has shown that it may be here: it takes no place any more, and makes no room.
+    pub fn is_known(&self) {
+        self.known.store(true, Ordering::Release);
+        self.strangers.lock().list.remove(&self.number);
+    }
+
     /// Ready when it has to make room.
     pub async fn expelled(&self) {
-        self.leave.notified().await
+        self.leave.notified().await;
+        if self.known.load(Ordering::Acquire) {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -182,6 +193,20 @@ mod tests {
         drop((crowd, more, hosts));
         assert_eq!(strangers.count(), 1);
         assert!(!is_expelled(&quiet));
+    }
+
+    #[test]
+    fn who_has_shown_a_token_makes_no_room() {
+        let strangers = Strangers::default();
+        let friend = strangers.enter("crowd");
+        friend.is_known();
+        let crowd: Vec<_> = (0..MOST_OF_HOST).map(|_| strangers.enter("crowd")).collect();
+        assert!(!is_expelled(&friend) && !crowd.iter().any(is_expelled), "it takes no place either");
+        // Also not if it was told to leave before it could show it.
+        let late = strangers.enter("crowd");
+        let _more: Vec<_> = (0..MOST_OF_HOST).map(|_| strangers.enter("crowd")).collect();
+        late.is_known();
+        assert!(!is_expelled(&late));
     }
 
     #[test]
