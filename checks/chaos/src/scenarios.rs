@@ -11,7 +11,7 @@ use kiln_ir::{DType, Id, Item, Meta, Node};
 use kiln_remote::Remote;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -229,7 +229,7 @@ fn sessions(setup: &Setup) -> Outcome {
                 upload(&*remote, 1, &[64, 64]);
                 let mut rounds = 0u64;
                 while !over.load(Ordering::Acquire) {
-                    if product(&*remote, 1, 2).is_err() {
+                    if product(&*remote, 1).is_err() {
                         return 0;
                     }
                     rounds += 1;
@@ -261,7 +261,10 @@ fn upload(device: &dyn Driver, id: u64, shape: &[usize; 2]) {
 }
 
 /// One product of a matrix with itself, waited for by reading one of its elements.
-fn product(device: &dyn Driver, of: u64, to: u64) -> Result<(), String> {
+fn product(device: &dyn Driver, of: u64) -> Result<(), String> {
+    // A session names nothing twice.
+    static NAMES: AtomicU64 = AtomicU64::new(Id::TOOLS.first.0 + (1 << 20));
+    let to = NAMES.fetch_add(2, Ordering::Relaxed);
     let dot = parse_op("dot transpose=false").expect("a known operation");
     let sum = parse_op("sum axes=[0,1] keep=false").expect("a known operation");
     let items = vec![
@@ -280,7 +283,7 @@ fn times(device: &dyn Driver, count: usize) -> Result<Vec<Duration>, String> {
     let mut times = Vec::new();
     for _ in 0..count {
         let start = Instant::now();
-        product(device, 1, 2)?;
+        product(device, 1)?;
         times.push(start.elapsed());
     }
     times.sort();
@@ -300,7 +303,7 @@ fn latency(setup: &Setup) -> Outcome {
     let thread = std::thread::spawn(move || {
         upload(&*heavy, 1, &[384, 384]);
         let mut done = 0u64;
-        while !going.load(Ordering::Acquire) && product(&*heavy, 1, 2).is_ok() {
+        while !going.load(Ordering::Acquire) && product(&*heavy, 1).is_ok() {
             done += 1;
         }
         done
@@ -324,7 +327,7 @@ fn cycles(setup: &Setup) -> Outcome {
         for _ in 0..sessions {
             let remote = connect(setup, &server)?;
             upload(&*remote, 1, &[8, 8]);
-            product(&*remote, 1, 2)?;
+            product(&*remote, 1)?;
         }
         std::thread::sleep(Duration::from_millis(500));
         Ok([usage(server.id()), usage(std::process::id())])
