@@ -13,9 +13,9 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
 #[cfg(unix)]
 use tokio::net::UnixListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio_rustls::TlsAcceptor;
 
 /// Where there are no Unix sockets: nothing has this type.
@@ -71,7 +71,7 @@ impl Listen {
         let mut tcp = Vec::new();
         for address in self.tcp {
             let named = |e: io::Error| io::Error::new(e.kind(), format!("{address}: {e}"));
-            tcp.push(Arc::new(TcpListener::bind(address).await.map_err(named)?));
+            tcp.push(Arc::new(bind_tcp(address).map_err(named)?));
         }
         let mut unix = Vec::new();
         for path in self.unix {
@@ -95,6 +95,15 @@ impl Sockets {
     }
 }
 
+fn bind_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // Elsewhere this would let two servers have one port.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG as u32)
+}
+
 /// A socket that only its owner may use. One that a dead server left behind is replaced; any other file stays.
 #[cfg(unix)]
 fn bind_unix(path: &Path) -> io::Result<UnixListener> {
@@ -111,7 +120,7 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     socket.bind(&SockAddr::unix(path).map_err(named)?).map_err(named)?;
     // Nobody can connect before it listens, and then the mode is set.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(named)?;
-    socket.listen(1024).map_err(named)?;
+    socket.listen(BACKLOG).map_err(named)?;
     socket.set_nonblocking(true).map_err(named)?;
     UnixListener::from_std(socket.into()).map_err(named)
 }
@@ -123,7 +132,9 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 
 /// Connections that are taken before those who were let in are heard: few beside the places of a host, so that nobody is
 /// pushed out unheard; and many beside one, so that nobody waits long behind connections that are given up already.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 32;
+/// Connections that wait to be taken, if the system allows as many. Who finds no place asks again after a whole second.
+const BACKLOG: i32 = 2048;
 /// How long a server that cannot take a connection waits before it tries again.
 const STARVED: Duration = Duration::from_millis(50);
 
