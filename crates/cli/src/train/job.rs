@@ -11,6 +11,7 @@ use kiln::store::Checkpoint;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
@@ -310,7 +311,9 @@ fn restore<M: Module>(
         worker.optimizer.restore(newest.step, saved.collect());
     }
     if !args.json {
-        eprintln!("going on from step {} ({})", newest.step, newest.path.display());
+        // In one piece: every rank says so, and what starts them may let their pieces mix.
+        let line = format!("going on from step {} ({})\n", newest.step, newest.path.display());
+        let _ = std::io::stderr().write_all(line.as_bytes());
     }
     Ok(newest.step)
 }
